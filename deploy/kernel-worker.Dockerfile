@@ -1,41 +1,44 @@
 # syntax=docker/dockerfile:1
 # Judges GPU kernels: torch, Triton and CUDA's compiler beside the judge. Built from the repository's root.
 #
-# The base image stands here by digest only: a build without CUDA_DIGEST ends with an invalid reference. It is found with
+# The base image is given by digest: a build without CUDA_DIGEST ends with an invalid reference. It is found with
 #   docker buildx imagetools inspect nvcr.io/nvidia/cuda:13.0.2-devel-ubuntu24.04 --format '{{.Manifest.Digest}}'
 # (devel, not runtime: the judge compiles candidates with nvcc and runs compute-sanitizer on them)
+# BASE replaces it as a whole; PYTHON is the name of its distribution's Python.
 ARG CUDA_DIGEST
+ARG BASE=nvcr.io/nvidia/cuda:13.0.2-devel-ubuntu24.04@${CUDA_DIGEST}
 
-FROM nvcr.io/nvidia/cuda:13.0.2-devel-ubuntu24.04@${CUDA_DIGEST} AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DEBIAN_FRONTEND=noninteractive
+# Python's headers and gcc: Triton builds its launchers at run time
+FROM ${BASE} AS system
+ARG PYTHON=python3.12
+ARG DEBIAN_MIRROR
+RUN --mount=type=bind,source=deploy/install.sh,target=/install.sh --mount=type=secret,id=authority \
+    sh /install.sh debian "${PYTHON}" "${PYTHON}-venv" "${PYTHON}-dev" gcc
+
+FROM system AS build
+ARG PYTHON=python3.12
 ARG PIP_INDEX_URL
 WORKDIR /src
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends python3.12 python3.12-venv \
- && rm -rf /var/lib/apt/lists/* \
- && python3.12 -m venv /opt/nightshift
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN --mount=type=bind,source=deploy/install.sh,target=/install.sh --mount=type=secret,id=authority \
+    sh /install.sh python kernels
 COPY nightshift nightshift
-RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[kernels]' \
- && /opt/nightshift/bin/python -m pip uninstall --yes pip \
- && python3.12 -m compileall -q /opt/nightshift
+RUN --mount=type=bind,source=deploy/install.sh,target=/install.sh --mount=type=secret,id=authority \
+    sh /install.sh ours
 
-FROM build AS sbom
+FROM system AS sbom
+ARG PYTHON=python3.12
+ARG PIP_INDEX_URL
 ARG CYCLONEDX_VERSION=7.2.1
-RUN python3.12 -m venv /opt/sbom \
- && /opt/sbom/bin/python -m pip install "cyclonedx-bom==${CYCLONEDX_VERSION}" \
- && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /opt/nightshift
-
-FROM nvcr.io/nvidia/cuda:13.0.2-devel-ubuntu24.04@${CUDA_DIGEST}
-ENV DEBIAN_FRONTEND=noninteractive
-# python3.12-dev and gcc: Triton builds its launchers at run time
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends python3.12 python3.12-dev gcc \
- && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/nightshift /opt/nightshift
-COPY --from=sbom /sbom.cdx.json /usr/share/sbom/nightshift-kernel-worker.cdx.json
+RUN --mount=type=bind,source=deploy/install.sh,target=/install.sh --mount=type=secret,id=authority \
+    sh /install.sh listing nightshift-kernel-worker
+
+FROM system
+COPY --from=build /opt/nightshift /opt/nightshift
+COPY --from=sbom /usr/share/sbom /usr/share/sbom
 # The root file system is read-only: caches and verdicts go below /work.
-ENV PATH=/opt/nightshift/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+ENV PATH=/opt/nightshift/bin:$PATH PYTHONPYCACHEPREFIX=/tmp/pycache PYTHONUNBUFFERED=1 \
     HOME=/work TRITON_CACHE_DIR=/work/triton
 WORKDIR /work
 VOLUME ["/work", "/tmp"]

@@ -55,18 +55,14 @@ def test_there_are_two() -> None:
 
 
 def test_base_images_are_named_by_digest(file: Path) -> None:
-    """Each stage stands on another one or on IMAGE:TAG@${DIGEST}, whose digest has to be given and has no
-    default."""
+    """Each stage stands on another one or on BASE: IMAGE:TAG@${DIGEST}, where the digest has no default."""
     before, stages = parse(file)
     names = {stage.name for stage in stages}
-    assert any(stage.image not in names for stage in stages)
-    for stage in stages:
-        if stage.image in names:
-            continue
-        found = re.fullmatch(r"[\w./-]+:[\w.-]+@\$\{(\w+_DIGEST)\}", stage.image)
-        assert found is not None, stage.image
-        assert before[found[1]] is None
-        assert ":latest" not in stage.image
+    assert {stage.image for stage in stages} - names == {"${BASE}"}
+    found = re.fullmatch(r"[\w./-]+:[\w.-]+@\$\{(\w+_DIGEST)\}", before["BASE"] or "")
+    assert found is not None, before["BASE"]
+    assert before[found[1]] is None
+    assert ":latest" not in found[0]
 
 
 def test_the_image_runs_without_root_and_writes_only_to_volumes(file: Path) -> None:
@@ -78,7 +74,7 @@ def test_the_image_runs_without_root_and_writes_only_to_volumes(file: Path) -> N
     assert not {"RUN", "COPY", "ADD"} & set(words[words.index("USER") :])
     environment = dict(pair.split("=", 1) for line in final.all("ENV") for pair in shlex.split(line))
     volumes = [volume for line in final.all("VOLUME") for volume in json.loads(line)]
-    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert environment["PYTHONPYCACHEPREFIX"].startswith(tuple(volumes))
     assert environment["HOME"] in volumes
     assert all(value.startswith(tuple(volumes)) for key, value in environment.items() if key.endswith("CACHE_DIR"))
 
@@ -93,19 +89,20 @@ def test_what_is_inside_is_listed(file: Path) -> None:
     """A stage lists the very environment that is copied, by a pinned tool, and the list is in the image."""
     _, stages = parse(file)
     (listing,) = [stage for stage in stages if stage.name == "sbom"]
-    command = " ".join(listing.all("RUN"))
-    assert "cyclonedx-py environment" in command
+    assert "install.sh listing" in " ".join(listing.all("RUN"))
     assert re.search(r"CYCLONEDX_VERSION=\d+\.\d+\.\d+", " ".join(listing.all("ARG")))
     (environment,) = [c.split()[-1] for c in stages[-1].all("COPY") if c.startswith("--from=build")]
-    assert command.endswith(environment)
-    assert any(c.startswith("--from=sbom /sbom.cdx.json /usr/share/sbom/") for c in stages[-1].all("COPY"))
+    script = (ROOT / "deploy/install.sh").read_text()
+    assert f"home={environment}\n" in script
+    assert "cyclonedx-py environment" in script
+    assert "--from=sbom /usr/share/sbom /usr/share/sbom" in stages[-1].all("COPY")
 
 
 def test_versions_are_the_tested_ones(file: Path) -> None:
     """Our package is installed under constraints.txt, and nothing is fetched by address or piped into a shell."""
-    text = file.read_text()
-    for install in re.findall(r"pip install ([^\n\\]+)", text):
-        assert "-c constraints.txt" in install or "==" in install, install
+    text = file.read_text() + (ROOT / "deploy/install.sh").read_text()
+    for install in re.findall(r"pip .*\binstall ([^\n\\]+)", text):
+        assert "-c constraints.txt" in install or "==" in install or "--no-deps" in install, install
     assert not re.search(r"^ADD |curl|wget", text, re.M)
     assert not re.search(r"(?i)(password|secret|token)\s*=", text)
 
@@ -140,7 +137,11 @@ def test_the_readme_builds_these_files() -> None:
     """Each file has its build command with the argument that it requires, and BuildKit's own list."""
     readme = (ROOT / "deploy/README.md").read_text()
     for path in FILES:
-        (digest,) = [name for name, default in parse(path)[0].items() if default is None]
-        (line,) = [x for x in readme.splitlines() if f"--file deploy/{path.name}" in x]
+        before = parse(path)[0]
+        (digest,) = [name for name, default in before.items() if default is None]
+        line, *_ = [x for x in readme.splitlines() if f"--file deploy/{path.name}" in x]
         assert f"--build-arg {digest}=" in line
         assert "--sbom=true" in line
+        arguments = {word.partition("=")[0] for stage in parse(path)[1] for word in stage.all("ARG")}
+        for name in {*before, *arguments} - {"CYCLONEDX_VERSION"}:
+            assert f"`{name}`" in readme, name

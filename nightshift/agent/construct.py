@@ -13,6 +13,7 @@ from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.action import Actuator
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
+from nightshift.controllers.actuators.racks import RackActuator
 from nightshift.detectors.base import Detector
 from nightshift.detectors.plugins import ALL as DETECTORS
 
@@ -54,9 +55,9 @@ def build_detectors(entries: Any) -> list[Detector]:
 
 
 def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:
-    """One actuator per entry of `actuators`."""
+    """One actuator per entry of `actuators`; what drains a node drains a rack's nodes together."""
     known: dict[str, Any] = {plugin.plugin: plugin for plugin in ACTUATORS}
-    return [known[entry.type].from_settings(entry, now_s=clock.now_s) for entry in entries]
+    return [RackActuator(known[entry.type].from_settings(entry, now_s=clock.now_s)) for entry in entries]
 
 
 def has_nvidia_driver() -> bool:

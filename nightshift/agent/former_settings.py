@@ -238,6 +238,7 @@ GONE: Mapping[str, str] = {
     "budget.refractory_s": "docs/decisions/039-lanes-not-silence.md",
     "budget.drain_share": "docs/decisions/039-lanes-not-silence.md",
     "llm.max_per_hour": "docs/decisions/041-the-model-reads-beside.md",
+    "guard.domain_rate": "docs/decisions/073-a-rack-is-one-fault.md",
 }
 """Path of a part that was removed, as a block or as a word in a list → the record of why."""
 

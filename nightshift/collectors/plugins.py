@@ -20,6 +20,7 @@ from nightshift.collectors.telemetry.inference import InferenceCollector
 from nightshift.collectors.telemetry.node_exporter import NodeExporterCollector
 from nightshift.collectors.telemetry.nvml import NvmlCollector
 from nightshift.collectors.telemetry.redfish import RedfishCollector
+from nightshift.collectors.topology import TopologyCollector
 from nightshift.collectors.training.kineto import KinetoCollector
 from nightshift.collectors.training.logs import TrainingLogsCollector
 from nightshift.collectors.training.metrics import TrainingMetricsCollector
@@ -46,4 +47,5 @@ ALL: Final = (
     AlertmanagerCollector,
     KinetoCollector,
     ReplayCollector,
+    TopologyCollector,
 )

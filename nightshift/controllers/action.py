@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +41,8 @@ class ActionKind(StrEnum):
     RETURN_NODE = "return_node"
     """Probe a node that we cordoned or drained, once its fault is gone, and uncordon it where the probe passes."""
     DRAIN = "drain"
+    DRAIN_RACK = "drain_rack"
+    """Drain the nodes of one rack that a failed part of it serves, in one plan."""
     RESET_GPU = "reset_gpu"
     REBOOT_NODE = "reboot_node"
     OPEN_RMA = "open_rma"
@@ -239,6 +241,21 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         rights=_EMPTYING,
         causes=_STOPS_A_JOB,
     ),
+    _A.DRAIN_RACK: ActionTraits(
+        frozenset({_K.RACK}),
+        "drain the nodes of the rack that its failed part serves",
+        (("take new pods", "yes", "no"), ("their jobs", "run here", "stop whole and start elsewhere")),
+        takes_capacity=True,
+        cordons=True,
+        contains=True,
+        stops_jobs=True,
+        least_approval=ApprovalRule.ONE,  # up to a whole rack: its breaker is a person
+        repairs=_DEGRADED
+        | {_F.XID, _F.GPU_LOST, _F.DRIVER_ERROR, _F.HOST_ERROR, _F.NODE_CONDITION, _F.PART_FAILED, _F.SOURCE_LOST},
+        order=0,
+        # its steps are drains, and need what those need
+        causes=_STOPS_A_JOB,
+    ),
     _A.RESET_GPU: ActionTraits(
         frozenset({_K.GPU}),
         "reset the GPU",
@@ -331,6 +348,26 @@ def target_of(kind: ActionKind) -> SubjectKind:
     """The one kind of subject that a kind acts on. Raises KeyError without a row, ValueError without just one."""
     (only,) = KINDS[kind].targets
     return only
+
+
+def node_steps(action: Action) -> tuple[Action, ...]:
+    """The steps of an action that an actuator of single nodes carries out: of a rack's drain, each node's; else the
+    action itself. A step's id names the action and the node's place in the plan."""
+    if action.kind is not ActionKind.DRAIN_RACK:
+        return (action,)
+    nodes = [Subject(SubjectKind.NODE, name) for name in action.blast_radius.nodes]
+    return tuple(
+        replace(
+            action,
+            id=f"{action.id}-{number}",
+            kind=ActionKind.DRAIN,
+            target=node,
+            blast_radius=replace(action.blast_radius, nodes=(node.name,), gpus=()),
+            undo=replace(action.undo, kind=ActionKind.UNCORDON),
+            preconditions=tuple(c for c in action.preconditions if c.subject == node),
+        )
+        for number, node in enumerate(nodes)
+    )
 
 
 STOPPED_GPUS = "stopped_gpus"

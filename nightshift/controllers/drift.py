@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.controllers.policy_file import PolicyFile, PolicyRefused
+from nightshift.detectors.tails import beta_quantile
 
 Floats = NDArray[np.float64]
 _ALPHA = 0.05
@@ -93,16 +94,14 @@ class Drift:
         self._levels = {job: seen for job, seen in self._levels.items() if now_s - seen[2] < _DAY_S}
         if not self._levels:
             return ()
-        from scipy.special import betaincinv  # slow to load, and every command loads this module
-
         e, jobs = self.envelope, len(self._levels)
         levels = np.array([level for _, level, _ in self._levels.values()])
         counts = ((levels < e.low) | (levels > e.high)).sum(axis=0)
         far = np.flatnonzero(counts)
         # divided by the inputs: asked of all of them at once, one would be found by chance sooner or later
-        lows = betaincinv(counts[far], jobs - counts[far] + 1, _ALPHA / len(e.names))
+        lows = [beta_quantile(n, jobs - n + 1, _ALPHA / len(e.names)) for n in counts[far].tolist()]
         found = [
-            FeatureDrift(e.names[k], int(counts[k]), jobs, float(low), float(e.low[k]), float(e.high[k]))
+            FeatureDrift(e.names[k], int(counts[k]), jobs, low, float(e.low[k]), float(e.high[k]))
             for k, low in zip(far, lows, strict=True)
         ]
         return tuple(sorted(found, key=lambda left: (-left.share_low, left.name)))

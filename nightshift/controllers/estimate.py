@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.detectors.tails import beta_quantile, t_quantile
+
 F8 = NDArray[np.float64]
 FOLDS = 5
 LEAST_CHANCE = 0.02
@@ -135,13 +137,11 @@ def clustered_mean(values: F8, job: NDArray[np.int64], alpha: float = 0.05) -> E
     jobs = int(job.max()) + 1
     mean = float(values.mean())
     sums = np.bincount(job, values - mean, jobs)
-    from scipy.special import stdtrit  # slow to load, and every command loads this module
-
     square = float((sums**2).sum())
     error = math.sqrt(jobs / (jobs - 1) * square) / len(values)
     noise = float((sums**4).sum()) - square**2 / jobs
     free = min(jobs - 1.0, max(1.0, 2.0 * square**2 / noise)) if noise > 0 else jobs - 1.0
-    reach = float(stdtrit(free, 1 - alpha)) * error
+    reach = t_quantile(free, 1 - alpha) * error
     return Estimate(mean, mean - reach, mean + reach, jobs)
 
 
@@ -199,6 +199,4 @@ def violation_bound(turns: Sequence[TrialTurn], alpha: float = 0.05) -> tuple[in
     jobs, bad = len(by_job), sum(by_job.values())
     if jobs == 0:
         return 0, 1.0
-    from scipy.special import betaincinv  # as above
-
-    return bad, float(betaincinv(bad + 1, jobs - bad, 1 - alpha)) if bad < jobs else 1.0
+    return bad, beta_quantile(bad + 1, jobs - bad, 1 - alpha) if bad < jobs else 1.0

@@ -101,8 +101,7 @@ class Settings(BaseModel):
     )
     floor_gpus: int = Field(default=0, ge=0, description="At least so many GPUs stay in use, whatever else holds")
     cluster_rate: int = Field(default=12, ge=0, description="Most actions on the cluster per window")
-    rack_rate: int = Field(default=6, ge=0, description="Most actions on one rack per window")
-    domain_rate: int = Field(default=6, ge=0, description="Most actions on one NVLink domain per window")
+    rack_rate: int = Field(default=6, ge=0, description="Most actions on one rack or NVLink domain per window")
     job_rate: int = Field(default=2, ge=0, description="Most actions that stop one job per window")
     breaker_nodes: int = Field(
         default=10,
@@ -251,7 +250,8 @@ class _Guard:
         """The nodes that an action works on: those it names, or those of its target's GPUs and pods."""
         named = action.named
         own = {s for s in named if s.kind is _K.NODE}
-        for subject in named - own:
+        # a rack's plan names the nodes that it works on: the others keep running
+        for subject in {s for s in named - own if s.kind is not _K.RACK}:
             below = {subject, *self._inventory.gpus(subject, self._at_s)}
             above = (self._inventory.above(s, _K.NODE, self._at_s) for s in below)
             own |= {node for node in above if node is not None}
@@ -273,7 +273,7 @@ class _Guard:
         if not traits_of(action.kind).takes_capacity:
             return set()
         # a cordon or a taint keeps pods off the whole node, also where the target is one of its GPUs
-        whole = {action.target} | self._nodes(action)
+        whole = ({action.target} if action.target.kind is not _K.RACK else set()) | self._nodes(action)
         found = {gpu for subject in whole for gpu in self._inventory.gpus(subject, self._at_s)}
         return found | {Subject(_K.GPU, name) for name in action.blast_radius.gpus}
 
@@ -335,6 +335,8 @@ class _Guard:
             return None
         limits = {_K.RACK: Limit.RACK_CAPACITY, _K.NVLINK_DOMAIN: Limit.DOMAIN_CAPACITY}
         for scope, gpus in sorted(self._scopes(new).items()):
+            if action.target.kind is _K.RACK and scope.kind in (_K.RACK, _K.NVLINK_DOMAIN):
+                continue  # the domain that failed is what the plan is about; the cluster's share and floor hold
             would, allowed = len((out | new) & gpus), self._allowed(scope, gpus)
             if would > allowed:
                 message = f"{would} of {len(gpus)} GPUs of {scope.name} would be out of use; {allowed} are allowed"
@@ -351,7 +353,7 @@ class _Guard:
         limits = {
             _K.CLUSTER: (self._settings.cluster_rate, Limit.CLUSTER_RATE),
             _K.RACK: (self._settings.rack_rate, Limit.RACK_RATE),
-            _K.NVLINK_DOMAIN: (self._settings.domain_rate, Limit.DOMAIN_RATE),
+            _K.NVLINK_DOMAIN: (self._settings.rack_rate, Limit.DOMAIN_RATE),
             _K.JOB: (self._settings.job_rate, Limit.JOB_RATE),
         }
         ours = self._counted(action)

@@ -26,6 +26,7 @@ import numpy as np
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.drift import FeatureDrift
 from nightshift.controllers.estimate import TrialTurn, calibration, doubly_robust, quantile_gap, violation_bound
+from nightshift.detectors.tails import t_quantile
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
 
@@ -301,12 +302,10 @@ def _worth(turns: Sequence[TrialTurn], criteria: Criteria, alpha: float, seed: i
 
 def _paired_gain(turns: Sequence[TrialTurn], criteria: Criteria, alpha: float) -> PromotionCheck:
     """The bound below the mean reward. Windows follow on each other, so they are counted in ten blocks."""
-    from scipy.stats import t
-
     means = [float(np.mean(part)) for part in np.array_split([turn.reward for turn in turns], 10) if len(part)]
     if len(means) < 10:
         return PromotionCheck("gain", False, math.nan, criteria.least_gain, f"gain unknown: {len(means)} windows")
-    low = float(np.mean(means) - t.ppf(1 - alpha, 9) * np.std(means, ddof=1) / math.sqrt(10))
+    low = float(np.mean(means) - t_quantile(9, 1 - alpha) * np.std(means, ddof=1) / math.sqrt(10))
     words = f"gain {np.mean(means):.4f}, at least {low:.4f} with {1 - alpha:.2%} confidence"
     return PromotionCheck("gain", low > criteria.least_gain, low, criteria.least_gain, words)
 

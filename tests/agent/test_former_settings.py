@@ -126,7 +126,7 @@ def test_a_removed_part_in_a_file_is_named_with_its_record_and_the_rest_counts(t
     path = tmp_path / "nightshift.yaml"
     path.write_text(
         "detectors:\n  disabled: [multivariate, hang]\n  multivariate:\n    model: h200\n    rate_per_1000: 5\n"
-        "budget:\n  drain_share: 0.2\nllm:\n  max_per_hour: 20\n"
+        "budget:\n  drain_share: 0.2\nllm:\n  max_per_hour: 20\nguard:\n  domain_rate: 6\n"
     )
     settings = load(path)
     assert settings.detectors.disabled == {"hang"}  # type: ignore[attr-defined]
@@ -135,6 +135,7 @@ def test_a_removed_part_in_a_file_is_named_with_its_record_and_the_rest_counts(t
         f"{path}:3: detectors.multivariate",
         f"{path}:7: budget.drain_share",
         f"{path}:9: llm.max_per_hour",
+        f"{path}:11: guard.domain_rate",
     ]
     for record in GONE.values():
         assert (Path(__file__).parents[2] / record).is_file()

@@ -15,9 +15,8 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from kubernetes import client
-from kubernetes.config import incluster_config
 
+from nightshift.collectors.kubernetes import transport
 from nightshift.collectors.kubernetes.api import AccessSettings, Busy, Expired, KubeApi, Object, Refused
 from nightshift.collectors.kubernetes.follow import Follower
 from tests.kubernetes_api.api import Api, Options
@@ -121,8 +120,7 @@ def test_the_pods_own_token_is_read_again_before_it_ends_and_at_a_401(
         authority.write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-        monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+        monkeypatch.setattr(transport, "ACCOUNT", tmp_path)
         server.tokens["one"] = server.tokens["two"] = (ADMIN, None)
         token.write_text("one")
         kube = KubeApi.connect(AccessSettings())
@@ -249,7 +247,7 @@ def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:
             return Response()
 
     with pytest.raises(Busy, match="a line is no event"):
-        next(Odd(cluster.api).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=api.Stop()))
+        next(Odd(cluster.transport).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=api.Stop()))
 
 
 def dripping(body: bytes, pause_s: float) -> Iterator[int]:
@@ -280,11 +278,64 @@ def test_an_answer_that_drips_ends_at_the_limit_of_its_call(pause_s: float, limi
     """Each byte comes within the read timeout; all of them would take a hundred seconds."""
     body = b'{"kind": "Node", "a": "' + b"x" * 2_000 + b'"}'
     with contextlib.contextmanager(dripping)(body, pause_s) as port:
-        settings = client.Configuration(host=f"http://127.0.0.1:{port}")
-        kube, began_s = KubeApi(client.ApiClient(settings), timeout_s=limit_s), time.monotonic()
+        kube = KubeApi(transport.Transport(f"http://127.0.0.1:{port}"), timeout_s=limit_s)
+        began_s = time.monotonic()
         if comes:
             assert len(kube.get("/api/v1/nodes/n1")["a"]) == 2_000
             return
         with pytest.raises(Busy, match="comes too slowly"):
             kube.get("/api/v1/nodes/n1")
         assert time.monotonic() - began_s < 50.0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_list_is_streamed_where_the_server_does_so_and_comes_in_pages_elsewhere(
+    server: ApiServer, tmp_path: Path, streams: bool
+) -> None:
+    """Either way nothing is missed between list and watch; a server without it is asked for a stream once."""
+    server.streams = streams
+    kube = connected(server, tmp_path)
+
+    def node(name: str) -> None:
+        server.api.create(server.api.by_kind["Node"], "", {"metadata": {"name": name}}, Options("test"))
+
+    for number in range(3):
+        node(f"n{number}")
+    follower: Follower[str] = Follower(
+        lambda: kube, "/api/v1/nodes", lambda o: str(o["metadata"]["name"]), time.monotonic
+    )
+    follower.start()
+    try:
+        assert follower.synced.wait(PATIENCE_S)
+        assert sorted(follower.take()) == ["n0", "n1", "n2"]
+        node("n3")
+        eventually(lambda: "n3" in follower.take(), "what comes after the list")
+        follower._stop.called.set()
+    finally:
+        follower.close()
+    listed = [asked for _, asked in server.requests if (asked.verb, asked.resource) == ("list", "nodes")]
+    assert len(listed) == (0 if streams else 1)
+
+
+def test_a_stream_that_breaks_off_before_its_end_is_no_list(server: ApiServer, tmp_path: Path) -> None:
+    """Half of a list would be a cluster with half of its nodes gone."""
+    for number in range(3):
+        body = {"metadata": {"name": f"n{number}"}}
+        server.api.create(server.api.by_kind["Node"], "", body, Options("test"))
+
+    class Torn(KubeApi):
+        def watch(self, path: str, version: str, **how: Any) -> Iterator[Object]:
+            events = super().watch(path, version, **how)
+            return events if version else itertools.islice(events, 2)
+
+    kube = connected(server, tmp_path, Torn)
+    follower: Follower[str] = Follower(
+        lambda: kube, "/api/v1/nodes", lambda o: str(o["metadata"]["name"]), time.monotonic
+    )
+    follower.start()
+    try:
+        assert follower.synced.wait(PATIENCE_S)
+        assert sorted(follower.take()) == ["n0", "n1", "n2"]
+        assert follower.health()[1] is None
+    finally:
+        follower.close()

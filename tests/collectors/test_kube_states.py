@@ -201,7 +201,7 @@ def test_states_arrive_from_an_api_server_and_are_over_when_it_says_so(
     assert any(r.text == "Pod *: ok" for r in lines)
     if cluster.server is not None:
         end, detail = time.monotonic() + 60.0, ""
-        while "TrainJob (not installed)" not in detail:
+        while "TrainJob (not installed)" not in detail or "(timeout)" in detail:
             assert time.monotonic() < end, detail
             time.sleep(0.02)
             detail = collector.collect(time.time(), inventory, 30.0).sources[1].detail

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kubernetes import client, config
+from kubernetes import client
 
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.kubernetes.api import Busy
@@ -17,7 +17,7 @@ from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator
 from nightshift.controllers.actuators.kube_rights import Right
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator
-from tests.kubernetes_api.cluster import MARK, PATIENCE_S, Cluster, eventually
+from tests.kubernetes_api.cluster import MARK, PATIENCE_S, Cluster, eventually, transport_of
 
 
 class Patient(KubernetesActuator):
@@ -117,7 +117,7 @@ def client_with(
     token = cluster.core.create_namespaced_service_account_token(name, cluster.namespace, request).status.token
     names = [user["name"] for user in cluster.kubeconfig["users"]]
     kubeconfig = {**cluster.kubeconfig, "users": [{"name": names[0], "user": {"token": token}}]}
-    kube = KubeClient(config.new_client_from_config_dict(kubeconfig))
+    kube = KubeClient(transport_of(kubeconfig))
     for rule, namespace in [
         *((rule, "") for rule in rules[-1:]),
         *((rule, cluster.namespace) for rule in (own or [])[-1:]),

@@ -45,7 +45,7 @@ def repairer(cluster: Cluster, clock: Clock) -> KubernetesRepairActuator:
         drain={"grace_s": 0, "evict_unmanaged": True},
         job_timeout_s=600,
     )
-    return PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
+    return PatientRepair(settings, KubeClient(cluster.transport), now_s=clock)
 
 
 def plan(kind: ActionKind, target: Subject, node: str, *, jobs: tuple[str, ...] = ()) -> Action:
@@ -72,7 +72,7 @@ def reboot(node: str) -> Action:
 def cordoned_by_us(cluster: Cluster, node: str) -> Action:
     """The plan to give back a node that we cordoned."""
     ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
-    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(ours)
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(ours)
     back = plan(ActionKind.RETURN_NODE, ours.target, node)
     holds = (Precondition(ours.target, CORDON_OF, ours.id),)
     return replace(back, params={"probe": "dcgm"}, preconditions=holds)

@@ -64,7 +64,7 @@ def test_a_certificate_for_other_names_or_of_another_authority_is_replaced() -> 
 def test_the_secrets_are_made_renewed_and_replaced_one_step_a_run(cluster: Cluster) -> None:
     """On an API server: a run with nothing to do writes nothing; the authority's key is in no mounted Secret."""
     wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES, LIFE_S, LEAF_S, SETTLE_S)
-    kube, now_s = KubeClient(cluster.api), 1_000_000.0
+    kube, now_s = KubeClient(cluster.transport), 1_000_000.0
 
     def secret(name: str) -> dict[str, str]:
         return dict(cluster.core.read_namespaced_secret(name, cluster.namespace).data)
@@ -88,13 +88,13 @@ def test_a_secret_that_is_no_authority_is_left_alone(cluster: Cluster) -> None:
     cluster.core.create_namespaced_secret(cluster.namespace, body)
     wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES)
     with pytest.raises(Permanent, match="not an authority of Nightshift"):
-        keep(KubeClient(cluster.api), wanted, 1_000_000.0)
+        keep(KubeClient(cluster.transport), wanted, 1_000_000.0)
 
 
 def test_two_runs_at_once_cannot_mix(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was slower is told to come again, and changes nothing."""
     wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES, LIFE_S, LEAF_S, SETTLE_S)
-    slow, fast = KubeClient(cluster.api), KubeClient(cluster.api)
+    slow, fast = KubeClient(cluster.transport), KubeClient(cluster.transport)
     keep(fast, wanted, 1_000_000.0)
     reading = slow.find
     seen: list[str] = []

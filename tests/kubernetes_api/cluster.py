@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client.rest import ApiException
 
+from nightshift.collectors.kubernetes.transport import Transport, of_kubeconfig
 from tests.kubernetes_api.server import ApiServer
 
 VARIABLE = "NIGHTSHIFT_TEST_KUBECONFIG"
@@ -52,6 +54,13 @@ def refused(error: pytest.ExceptionInfo[ApiException], status: int, *words: str)
         assert word in error.value.body
 
 
+def transport_of(kubeconfig: dict[str, Any]) -> Transport:
+    """Our transport by a kubeconfig."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(kubeconfig, file)
+        return of_kubeconfig(Path(file.name), None)
+
+
 @dataclass
 class Cluster:
     """A cluster with a namespace of its own. `server` is None on a real one: a test that needs it says so."""
@@ -64,6 +73,11 @@ class Cluster:
     """Whether kube-controller-manager runs: without it, what it would write is written here."""
     _nodes: list[str] = field(default_factory=list)
     _cleanups: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+
+    @property
+    def transport(self) -> Transport:
+        """Ours, with the kubeconfig's identity."""
+        return transport_of(self.kubeconfig)
 
     @property
     def core(self) -> client.CoreV1Api:

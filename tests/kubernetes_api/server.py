@@ -96,6 +96,8 @@ class ApiServer:
         self.faults = Faults()
         self.logs: dict[tuple[str, str], str] = {}
         self.latency_s = latency_s
+        self.streams = True
+        """Whether lists are streamed by watches: those of Kubernetes before 1.32 are not, by default."""
         self.stopping = threading.Event()
         self._http = _Http(("127.0.0.1", port), self._handler())
         self._authority = ""
@@ -350,6 +352,9 @@ class ApiServer:
         bookmarks = is_true(query, "allowWatchBookmarks") and resource.kind != "Event"
         asked = query.get("resourceVersion", "")
         initial = is_true(query, "sendInitialEvents") or asked in ("", "0")
+        if not self.streams and ("sendInitialEvents" in query or "resourceVersionMatch" in query):
+            text = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+            raise ApiError("Invalid", f"sendInitialEvents: Forbidden: {text}")
         if asked and not asked.isdigit():
             raise ApiError("BadRequest", f'resourceVersion: Invalid value: "{asked}"')
         handler.start_stream()

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.topology import PART
 from nightshift.detectors.base import Fault, Finding, Severity
-from nightshift.detectors.hardware.xid_catalogue import Recovery, announced_action
+from nightshift.detectors.hardware.xid_catalogue import LINK_XIDS, Recovery, announced_action
 
 MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 BUS_XIDS = frozenset({54, 79, 167})
-LINK_XIDS = frozenset({74, 121, 136, 137, *range(144, 151), 155})
 APPLICATION_XIDS = frozenset({8, 13, 31, 32, 44, 68, 69, 80})
 # 43: a channel was reset; 45: pre-emptive clean-up of a process that ended; 154: the recovery action that the
 # driver announces. Each comes after the error that it is about.
@@ -28,6 +28,7 @@ FOLLOWER_XIDS = frozenset({43, 45, 154})
 
 
 class Kin(StrEnum):
+    RACK = "rack"
     SWITCH = "switch"
     MEMORY = "memory"
     BUS = "bus"
@@ -60,7 +61,7 @@ STAGE: dict[Kin, int] = {
     kin: stage
     for stage, kins in enumerate(
         (
-            (Kin.SWITCH,),
+            (Kin.SWITCH, Kin.RACK),
             (*sorted(HARDWARE), Kin.HOST, Kin.THROTTLE),
             (Kin.GPU_LEAK, Kin.HOST_LEAK),
             (Kin.APPLICATION,),
@@ -124,6 +125,8 @@ def kin_of(finding: Finding) -> Kin:
     causes, and both before what only follows."""
     if finding.fault is Fault.NETWORK_DEGRADED and finding.subject.kind is SubjectKind.SWITCH:
         return Kin.SWITCH
+    if finding.fault is Fault.PART_FAILED and PART in finding.facts:
+        return Kin.RACK
     if finding.fault is not Fault.XID:
         return _BY_FAULT[finding.fault]
     first = xid_of(finding)
@@ -226,6 +229,8 @@ SAME: tuple[Same, ...] = (
     Same(HARDWARE, _GPU, 300.0),
     Same(_kin(Kin.BUS, Kin.GONE), _NODE, 120.0),
     Same(_kin(Kin.HOST), _NODE, 600.0, ongoing=True),
+    # two supplies of one shelf are one shelf
+    Same(_kin(Kin.RACK), _NODE, 600.0, ongoing=True),
     Same(_kin(Kin.LINK), SubjectKind.NVLINK_DOMAIN, 120.0),
     Same(_kin(Kin.LINK), _NODE, 120.0),
     # both ends of one link tell of it; of a switch's links only what begins together is the switch
@@ -256,6 +261,11 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE, _kin(Kin.SOURCE), _NODE, 300.0, False, "the driver stopped answering after it"),
     CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
     CauseEffect(_kin(Kin.SWITCH), _kin(Kin.LINK), SubjectKind.SWITCH, 600.0, True, "its switch is down"),
+    CauseEffect(
+        _kin(Kin.RACK),
+        frozenset(Kin) - {Kin.RACK, Kin.SWITCH, Kin.BREAKER, Kin.LEMON, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.MEMORY},
+        *(_NODE, 600.0, True, "a part of its rack failed"),
+    ),
     CauseEffect(
         _kin(Kin.HOST),
         _STOPS | {Kin.GONE, Kin.SOURCE, Kin.STALL, Kin.STRAGGLER, Kin.APPLICATION},

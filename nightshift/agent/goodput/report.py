@@ -20,6 +20,7 @@ from nightshift.agent.goodput.settle import Sums
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.tables import findings, incidents, intents, steps, tenancies
 from nightshift.detectors.base import Fault
+from nightshift.detectors.tails import gamma_quantile
 
 HOUR_S = 3600.0
 _CONFIDENCE = 0.9
@@ -225,13 +226,11 @@ def mtbf(count: int, span_s: float) -> GoodputEstimate:
     >>> round(mtbf(10, 100.0).value), round(mtbf(10, 100.0).low, 1), round(mtbf(10, 100.0).high, 1)
     (10, 5.9, 18.4)
     """
-    from scipy.special import gammaincinv  # slow to load, and every command loads this module
-
     tail = (1 - _CONFIDENCE) / 2
-    low = span_s / float(gammaincinv(count + 1, 1 - tail))
+    low = span_s / gamma_quantile(count + 1, 1 - tail)
     if count == 0:
         return GoodputEstimate(math.nan, low, math.nan, 0)
-    return GoodputEstimate(span_s / count, low, span_s / float(gammaincinv(count, tail)), count)
+    return GoodputEstimate(span_s / count, low, span_s / gamma_quantile(count, tail), count)
 
 
 def bootstrap(values: Sequence[float], of: Callable[..., object]) -> GoodputEstimate:

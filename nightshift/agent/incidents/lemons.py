@@ -27,6 +27,7 @@ from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.alarms.lanes import Lane, Proof, in_lane
 from nightshift.detectors.base import Fault, Finding, Severity, State
+from nightshift.detectors.tails import beta_binomial_tail
 
 DAYS, DAY_S, EVERY_S = 28, 86_400.0, 3600.0
 FALSE_PER_MONTH = 0.5
@@ -50,10 +51,9 @@ class PeerRate:
     def tail(self, days: np.ndarray, failures: np.ndarray) -> np.ndarray:
         """The chance of a healthy unit to have so many failures or more."""
         total = 1.0 / self.spread - 1.0
-        from scipy.stats import betabinom  # heavy, and asked once an hour at most
-
-        found: np.ndarray = betabinom.sf(failures - 1, days, self.mean * total, (1.0 - self.mean) * total)
-        return found
+        a, b = self.mean * total, (1.0 - self.mean) * total
+        pairs = zip(failures.tolist(), days.tolist(), strict=True)
+        return np.array([beta_binomial_tail(count, of, a, b) for count, of in pairs])
 
 
 def peer_rate(days: np.ndarray, failures: np.ndarray) -> PeerRate:

@@ -18,7 +18,6 @@ from typing import Any
 
 import sqlalchemy as sa
 import structlog
-from scipy.special import betainc
 
 from nightshift.agent.correlation.kinship import first_cause, xid_of
 from nightshift.agent.store.incident import Incident, findings_of
@@ -28,6 +27,7 @@ from nightshift.agent.store.tables import findings
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding
+from nightshift.detectors.tails import binomial_tail
 
 EVERY_S, DAY_S = 300.0, 86_400.0
 COMPARED_S, REMEMBERED_S = 14 * DAY_S, 28 * DAY_S
@@ -100,7 +100,7 @@ def blamed(
         changed_s = sum(at_s - change.at_s for change in reached.values())
         share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
         # as many or more of the failures, by chance: the binomial's tail
-        tail = float(betainc(len(after), len(failures) - len(after) + 1, min(share, 1.0))) if after else 1.0
+        tail = binomial_tail(len(after), len(failures), min(share, 1.0))
         chance = tail * len(rollouts)
         if len(set(after)) >= LEAST_NODES and chance < CHANCE:
             first = min(reached.values(), key=lambda change: change.at_s)

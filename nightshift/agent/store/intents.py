@@ -16,7 +16,7 @@ from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.records import dump, load, plain
 from nightshift.agent.store.tables import audit_head, incidents, intents, plans, steps
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, traits_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, node_steps, traits_of
 from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment, Deed
 
@@ -166,7 +166,16 @@ def _commitment(row: Any, ends: Mapping[tuple[str, str], ActionOutcome]) -> Comm
 def standing_cordons(connection: Connection, incident: int) -> list[Action]:
     """The cordons and drains of an incident that nothing of ours has taken back, oldest first: no uncordon, no
     return, no later reset or reboot, which gives its node back itself. Whether they stand, only the world says."""
-    found = commitments(connection, incident=incident)
+    found = [
+        replace(item, action=part)
+        for item in commitments(connection, incident=incident)
+        for part in node_steps(item.action)
+    ]
+    given_back = {
+        (node_of(item.action), item.begun_s)
+        for item in found
+        if traits_of(item.action.kind).gives_back and item.ended_s is not None
+    }
     repaired = {
         node_of(item.action): item.begun_s
         for item in found
@@ -177,6 +186,7 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
         for item in found
         if item.action.kind in TAKES_OUT
         and item.released_s is None
+        and not any(node == node_of(item.action) and at_s >= item.begun_s for node, at_s in given_back)
         # a reset or reboot after the cordon gave the node back itself when it ended
         and repaired.get(node_of(item.action), item.begun_s) <= item.begun_s
     ]

@@ -1,4 +1,4 @@
-"""A thin way to read a Kubernetes API server: raw JSON over the official client, errors in the house's terms.
+"""A thin way to read a Kubernetes API server: raw JSON, errors in the house's terms.
 
 Raw objects serve built-in and custom resources alike. Which failures are worth trying again is decided here, once:
 
@@ -31,12 +31,14 @@ from pydantic_settings import NoDecode
 
 from nightshift import spans
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kubernetes.transport import Transport, of_kubeconfig, of_the_pod
 from nightshift.collectors.shared_settings import entry_of
 
 Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
 # An answer that comes more slowly than this, beyond the limit of a call, is given up.
 SLOWEST_BYTES_PER_S = 2**16
+INITIAL_END = "k8s.io/initial-events-end"
 # How long an answer of discovery is used (s): operators are installed rarely.
 DISCOVERY_S = 600.0
 _AGAIN = frozenset({408, 409, 429})
@@ -115,23 +117,26 @@ class KubeApi:
     """Reads from one API server with one identity. Each has `timeout_s` of wall time, and so much more as its
     answer is long: a drip of a byte now and then keeps nobody."""
 
-    def __init__(self, api: Any, *, timeout_s: float = 10.0, renew: Callable[[], Any] | None = None) -> None:
-        """`api`: a `kubernetes.client.ApiClient`. `renew` makes another from what the files say now: after a 401
-        or a failed TLS handshake, since tokens, kubeconfigs and authorities are replaced in their files."""
-        self._api, self._timeout_s, self._renew = api, timeout_s, renew
+    def __init__(
+        self, transport: Transport, *, timeout_s: float = 10.0, renew: Callable[[], Transport] | None = None
+    ) -> None:
+        """`renew` makes another transport from what the files say now: after a 401 or a failed TLS handshake, since
+        tokens, kubeconfigs and authorities are replaced in their files."""
+        self._transport, self._timeout_s, self._renew = transport, timeout_s, renew
         self._discovered: dict[str, tuple[float, frozenset[str]]] = {}
         """By path: when discovery was asked there (s), and the versions of groups, or the kinds, that it named."""
 
     @classmethod
     def connect(cls, access: AccessSettings, *, within_s: float = math.inf) -> Self:
         """`within_s`: for a caller that may wait no longer, whatever its access allows."""
-        renew = partial(_api_client, access.kubeconfig, access.context)
+        kubeconfig = access.kubeconfig
+        renew = of_the_pod if kubeconfig is None else partial(of_kubeconfig, kubeconfig, access.context)
         return cls(renew(), timeout_s=min(access.timeout_s, within_s), renew=renew)
 
     @property
     def host(self) -> str:
         """Address of the API server."""
-        return str(self._api.configuration.host)
+        return self._transport.host
 
     def get(self, path: str) -> Object:
         return self._request("GET", path)
@@ -199,7 +204,9 @@ class KubeApi:
     def watch(
         self, path: str, version: str, *, quiet_s: float, stop: Stop, opened: Callable[[], None] = lambda: None
     ) -> Iterator[Object]:
-        """Events after a resource version, bookmarks among them, until the server ends the stream.
+        """Events after a resource version, bookmarks among them, until the server ends the stream. Without a
+        version the list itself comes first, each object as ADDED, and ends with a bookmark that `ends_list` tells
+        (KEP-3157). A server that streams no lists refuses: a version match was never valid for a watch.
 
         `opened` is called once the server has said yes. Raises Quiet where nothing is heard for `quiet_s`, Expired
         on 410 (which arrives inside the stream), Busy where it breaks off or brings what is no event, and returns
@@ -211,12 +218,14 @@ class KubeApi:
             "resourceVersion": version,
             "timeoutSeconds": "300",
         }
+        if not version:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         answer = self._call("GET", path, query=query, timeout=(self._timeout_s, quiet_s))
         if answer.status != 200:
             raise refusal(answer.status, answer.read(), answer.headers, f"watch of {path}")
         opened()
-        with stop.guarding(answer.response):
-            for line in _lines(answer.response, stop, path):
+        with stop.guarding(answer):
+            for line in _lines(answer, stop, path):
                 event = _decode(line, f"watch of {path}")
                 if event.get("type") == "ERROR":
                     status = event.get("object") or {}
@@ -255,7 +264,7 @@ class KubeApi:
             method, path, body=body, query=query, content_type=content_type, timeout=self._timeout_s
         )
         try:
-            data = self._read(answer.response, target)
+            data = self._read(answer, target)
         except (HTTPError, OSError) as error:
             raise Busy(f"kubernetes: the answer to {target} broke off: {error}") from error
         self._heed(answer.headers.get("Warning", ""))
@@ -292,18 +301,15 @@ class KubeApi:
     ) -> Any:
         from urllib3.exceptions import HTTPError, SSLError
 
-        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
+        headers = {"Accept": "application/json", "User-Agent": "nightshift"}
+        data = None if body is None else orjson.dumps(body)
+        if data is not None:
+            headers["Content-Type"] = content_type
         try:
-            call = self._api.param_serialize(
-                method,
-                path,
-                query_params=list((query or {}).items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
             with spans.api_call(method, path) as opened:
-                answer = self._api.call_api(*call, _request_timeout=timeout)
+                answer = self._transport.call(
+                    method, path, query=query or {}, headers=headers, body=data, timeout=timeout
+                )
                 spans.answered(opened, answer.status)
         except (HTTPError, OSError) as error:
             # the cluster's authority was replaced: its new certificate is in the file by now
@@ -318,24 +324,13 @@ class KubeApi:
         """For the next call; where the files are no good just now, the present client stays."""
         if self._renew is not None:
             with contextlib.suppress(Permanent, OSError, ValueError):
-                self._api = self._renew()
+                self._transport = self._renew()
 
 
-def _api_client(kubeconfig: Path | None, context: str | None) -> Any:
-    from kubernetes import client, config
-
-    settings = client.Configuration()
-    # urllib3 retries by itself; here exactly one layer retries, the caller's loop
-    settings.retries = False
-    try:
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=settings)
-        else:
-            config.load_kube_config(config_file=str(kubeconfig), context=context, client_configuration=settings)
-    except config.ConfigException as error:
-        place = kubeconfig or "the pod's service account"
-        raise Permanent(f"kubernetes: cannot use {place}: {error}") from error
-    return client.ApiClient(configuration=settings)
+def ends_list(event: Object) -> bool:
+    """Whether an event is the bookmark after which a streamed list is complete."""
+    notes = event["object"]["metadata"].get("annotations") or {}
+    return event.get("type") == "BOOKMARK" and notes.get(INITIAL_END) == "true"
 
 
 class Stop:

@@ -1,5 +1,8 @@
 """Follows one kind of Kubernetes object in a thread: list once, watch from there, list again only after a 410.
 
+The list is streamed by the watch itself where the server does so, which spares both sides a copy; else it comes in
+pages.
+
 Silence is not a fault where the server takes the watch up again: it owes no bookmarks, and sends none for events. A
 second silence in a row lists again, since a server that was restored from a backup is silent, too: its versions are
 older than the one that is watched from. Whatever ends at once is tried again slower and slower.
@@ -16,11 +19,23 @@ from typing import Generic, TypeVar
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason, SourceStatus
-from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, KubeSilent, NotFound, Object, Refused, Stop
+from nightshift.collectors.kubernetes.api import (
+    Busy,
+    Expired,
+    KubeApi,
+    KubeSilent,
+    NotFound,
+    Object,
+    Refused,
+    Stop,
+    ends_list,
+)
 from nightshift.collectors.subject import Subject
 
 # Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew.
 QUIET_S = 90.0
+# The objects of a streamed list follow each other at once: silence means that this server streams none.
+STREAM_QUIET_S = 10.0
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 T = TypeVar("T")
 
@@ -45,6 +60,8 @@ class Follower(Generic[T]):
         self._fault: tuple[Reason, str] | None = None
         self._heard: float | None = None
         self._malformed = 0
+        self._streams = True
+        """Whether the server streams lists, as far as was seen."""
         self._expired = False
         """Whether the last watch ended in a 410 before it brought anything."""
         self._stop = Stop()
@@ -97,11 +114,11 @@ class Follower(Generic[T]):
             began, progressed = self._timer(), False
             try:
                 api = api or self._connect()
-                version = version or self._list(api)
+                if version:
+                    watched = self._watch(api, version)
+                else:
+                    version, watched = self._begin(api)
                 self.synced.set()
-                watched = api.watch(
-                    self.path, version, quiet_s=self._quiet_s, stop=self._stop, opened=self._heard_now
-                )
                 for event in watched:
                     version = self._hear(event) or version
                     pause_s, progressed, quiet = MIN_PAUSE_S, True, False
@@ -130,24 +147,58 @@ class Follower(Generic[T]):
             self._stop.called.wait(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
+    def _watch(self, api: KubeApi, version: str) -> Iterator[Object]:
+        return api.watch(self.path, version, quiet_s=self._quiet_s, stop=self._stop, opened=self._heard_now)
+
+    def _begin(self, api: KubeApi) -> tuple[str, Iterator[Object]]:
+        """Takes the list in; returns its version, and the events from there. Whatever keeps the list from being
+        streamed, pages are asked for instead, at once and from now on."""
+        if not api.serves(self.path):
+            raise NotFound(f"kubernetes: the server has no kind {self.path}", 404)
+        if self._streams:
+            try:
+                quiet_s = min(self._quiet_s, STREAM_QUIET_S)
+                watched = api.watch(self.path, "", quiet_s=quiet_s, stop=self._stop)
+                return self._streamed(watched), watched
+            except (Temporary, Permanent):
+                self._streams = False
+        version = self._list(api)
+        return version, self._watch(api, version)
+
     def _heard_now(self) -> None:
         with self._lock:
             self._heard, self._fault = self._timer(), None
 
+    def _streamed(self, events: Iterator[Object]) -> str:
+        """Takes a list in from the start of a watch; returns its version. Raises Busy where it does not end."""
+        found: dict[str, T] = {}
+        for event in events:
+            if ends_list(event):
+                self._replace(found)
+                return _version(event["object"], self.path)
+            projected = self._understood(event["object"]) if event.get("type") != "DELETED" else None
+            key = _key(event["object"])
+            found.pop(key, None)
+            if projected is not None:
+                found[key] = projected
+        raise Busy(f"kubernetes: the watch of {self.path} ended before its list did")
+
     def _list(self, api: KubeApi) -> str:
-        if not api.serves(self.path):
-            raise NotFound(f"kubernetes: the server has no kind {self.path}", 404)
         try:
             version, found = self._listed(api.pages(self.path))
         except Expired:  # it took longer than a snapshot is kept: in one answer, as client-go's pager does
             version, found = self._listed(api.pages(self.path, limit=0))
+        self._replace(found)
+        return version
+
+    def _replace(self, found: dict[str, T]) -> None:
+        """All that is known now, by a complete list."""
         with self._lock:
             for key in self._known.keys() - found.keys():
                 self._changed[key] = None
             self._changed |= {key: item for key, item in found.items() if self._known.get(key) != item}
             self._known = found
             self._heard, self._fault = self._timer(), None
-        return version
 
     def _listed(self, pages: Iterator[Object]) -> tuple[str, dict[str, T]]:
         found: dict[str, T] = {}

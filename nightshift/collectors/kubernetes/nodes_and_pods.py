@@ -37,6 +37,7 @@ from nightshift.collectors.shared_settings import completed, stated_once
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
+from nightshift.collectors.topology import CLIQUE_LABEL, RACK_LABEL
 from nightshift.collectors.training.workload import pod_subject, rank_of
 
 AUTHORITY = 1
@@ -265,6 +266,7 @@ class KubernetesCollector:
         }
         settings = self._settings
         rack, domain = labels.get(settings.labels.rack_label), labels.get(settings.labels.nvlink_domain_label)
+        facts |= {name: label for name, label in ((RACK_LABEL, rack), (CLIQUE_LABEL, domain)) if label}
         troubles = of_node(obj, settings.labels.gpu_resource)
         return _Node(rack or None, domain or None, tuple(facts.items()), troubles)
 

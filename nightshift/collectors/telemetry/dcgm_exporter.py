@@ -30,6 +30,7 @@ from nightshift.collectors.telemetry.gauge_events import EXPORTED
 from nightshift.collectors.telemetry.metrics import BOARD, NVIDIA_SMI, of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
+from nightshift.collectors.topology import FABRIC
 from nightshift.collectors.training.workload import WorkloadRule, pod_subject
 
 _LANE = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+)_L(\d{1,2})")
@@ -249,8 +250,15 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
         "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
         "vbios": labels.get("DCGM_FI_DEV_VBIOS_VERSION", ""),
         PCI_FACT: address,
+        FABRIC: _fabric(labels),
     }
     return {key: _plain(value) for key, value in known.items() if value}
+
+
+def _fabric(labels: Mapping[str, str]) -> str:
+    """Fabric of a GPU in an NVLink domain of several nodes, as the label `nvidia.com/gpu.clique` has it."""
+    uuid, clique = (labels.get(f"DCGM_FI_DEV_FABRIC_{name}", "") for name in ("CLUSTER_UUID", "CLIQUE_ID"))
+    return f"{uuid}.{clique}".lower() if uuid.strip("0-") and clique else ""
 
 
 def _plain(text: str) -> str:

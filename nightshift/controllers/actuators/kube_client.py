@@ -10,6 +10,7 @@ from typing import Any
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.kubernetes.api import Busy, KubeApi, NotFound, Object, Refused, named
+from nightshift.collectors.kubernetes.transport import Transport
 
 __all__ = ["KubeClient", "NotFound", "Object", "named"]
 MERGE = "application/merge-patch+json"
@@ -29,8 +30,8 @@ REFUSED_AGAIN_S = 60.0
 class KubeClient(KubeApi):
     """Reads and writes with one identity. What the server warns a thread of is kept until it is asked for."""
 
-    def __init__(self, api: Any, **more: Any) -> None:
-        super().__init__(api, **more)
+    def __init__(self, transport: Transport, **more: Any) -> None:
+        super().__init__(transport, **more)
         self._warned = threading.local()
         self._look = threading.local()
 

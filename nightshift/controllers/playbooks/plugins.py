@@ -5,6 +5,7 @@ from __future__ import annotations
 from nightshift.controllers.action import Playbook
 from nightshift.controllers.playbooks.cordon import Cordon
 from nightshift.controllers.playbooks.drain import Drain
+from nightshift.controllers.playbooks.drain_rack import DrainRack
 from nightshift.controllers.playbooks.notify_owner import NotifyOwner
 from nightshift.controllers.playbooks.open_rma import OpenRma
 from nightshift.controllers.playbooks.plan import Economy
@@ -25,6 +26,7 @@ ALL = (
     Taint,
     Cordon,
     Drain,
+    DrainRack,
     ResetGpu,
     RebootNode,
     OpenRma,

@@ -57,10 +57,27 @@ class Curve:
 
 def monotone(limit_w: Floats, time: Floats, draw_w: Floats) -> tuple[Floats, Floats]:
     """(time relative to that at the highest limit, draw): no slower and no less draw at a higher limit."""
-    from scipy.optimize import isotonic_regression  # slow to load, and every command loads this module
+    log_time = nearest_monotone(np.log(time), rises=False)
+    return np.exp(log_time - log_time[-1]), nearest_monotone(draw_w, rises=True)
 
-    log_time = isotonic_regression(np.log(time), increasing=False).x
-    return np.exp(log_time - log_time[-1]), np.asarray(isotonic_regression(draw_w, increasing=True).x)
+
+def nearest_monotone(values: Floats, *, rises: bool) -> Floats:
+    """The monotone values [n] nearest to some by least squares: neighbours in the wrong order become their mean
+    (pool adjacent violators; Barlow and others 1972).
+
+    >>> nearest_monotone(np.array([1.0, 3.0, 2.0]), rises=True).tolist()
+    [1.0, 2.5, 2.5]
+    """
+    sign = 1.0 if rises else -1.0
+    pools: list[tuple[float, int]] = []
+    for value in (sign * np.asarray(values, dtype=float)).tolist():
+        mean, size = value, 1
+        while pools and pools[-1][0] >= mean:
+            before, held = pools.pop()
+            mean, size = (before * held + mean * size) / (held + size), held + size
+        pools.append((mean, size))
+    means, sizes = zip(*pools, strict=True)
+    return np.asarray(sign * np.repeat(means, sizes))
 
 
 def synthetic(count: int, rng: np.random.Generator, noise: float = 0.01) -> list[Curve]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows, N, Noise, outlook
-from nightshift.controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power.curves import LEVELS, Floats, nearest_monotone
 
 RANGE = 1.5
 """Log time that matters to a rack: its slowest jobs stand far below any slowdown budget."""
@@ -84,14 +84,12 @@ def divide(claims: Claims, cost: Floats, budget: float, s: Sharing) -> tuple[Int
 
 def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, budget: float, s: Sharing) -> Ints:
     """Levels [n] by `time` [n, n_levels] per work, 1 at the highest."""
-    from scipy.optimize import isotonic_regression  # slow to load, and every command loads this module
-
     gain = np.diff(-(time**s.aversion) / s.aversion, axis=1)
     steps = np.arange(N - 1)[None]
     gain = np.where((steps >= lowest[:, None]) & (steps < ceiling[:, None]), gain, 0.0)
     for row, (low, high) in enumerate(zip(lowest, ceiling, strict=True)):
         if high - low > 1:
-            gain[row, low:high] = isotonic_regression(gain[row, low:high], increasing=False).x
+            gain[row, low:high] = nearest_monotone(gain[row, low:high], rises=False)
     flat = gain.ravel()
     best = np.argsort(-flat, kind="stable")
     best = best[flat[best] > s.least]

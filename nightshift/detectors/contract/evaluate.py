@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nightshift.detectors.tails import beta_quantile, gamma_quantile
+
 SECONDS_PER_DAY = 86400.0
 
 
@@ -73,15 +75,13 @@ def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, flo
     >>> [round(bound, 2) for bound in exact_interval(9, 10)]
     [0.55, 1.0]
     """
-    from scipy.special import betaincinv  # slow to load, and every command loads this module
-
     if not 0 <= found <= of:
         raise ValueError(f"{found} of {of} is no proportion")
     if of == 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
-    low = 0.0 if found == 0 else float(betaincinv(found, of - found + 1, tail))
-    high = 1.0 if found == of else float(betaincinv(found + 1, of - found, 1.0 - tail))
+    low = 0.0 if found == 0 else beta_quantile(found, of - found + 1, tail)
+    high = 1.0 if found == of else beta_quantile(found + 1, of - found, 1.0 - tail)
     return (low, high)
 
 
@@ -91,15 +91,13 @@ def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, fl
     >>> [round(bound, 2) for bound in garwood(0, 10.0)]  # none in ten days is not a rate of zero
     [0.0, 0.37]
     """
-    from scipy.special import gammaincinv  # as above
-
     if count < 0:
         raise ValueError(f"{count} is no count")
     if not exposure > 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
-    low = 0.0 if count == 0 else float(gammaincinv(count, tail))
-    return (low / exposure, float(gammaincinv(count + 1, 1.0 - tail)) / exposure)
+    low = 0.0 if count == 0 else gamma_quantile(count, tail)
+    return (low / exposure, gamma_quantile(count + 1, 1.0 - tail) / exposure)
 
 
 def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Evaluation:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats
 from nightshift.collectors.kernel_log.event import KernelEvent
+from nightshift.detectors.tails import binomial_tail
 
 DRAM, SRAM, UNKNOWN = "DRAM", "SRAM", "unit unknown"
 _CODE_UNIT = {63: DRAM, 64: DRAM, 171: DRAM, 172: SRAM}
@@ -137,9 +138,7 @@ def together(erring: int, of: int, chance: float) -> float:
     >>> together(3, 8, 0.001) < 1e-6  # three of eight by chance
     True
     """
-    from scipy.special import bdtrc  # slow to load, and every command loads this module
-
-    return float(bdtrc(erring - 1, of, chance)) if 0 < erring <= of else 1.0
+    return binomial_tail(erring, of, chance) if 0 < erring <= of else 1.0
 
 
 def over_nodes(erring: int, nodes: int, gpus: int, chance: float) -> float:

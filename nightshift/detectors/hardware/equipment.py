@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from nightshift.collectors.frame import Floats, Frame, SeriesIndex
 from nightshift.collectors.subject import CABLE, PEER, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.collectors.topology import FEEDS, PART
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.series_table import Column, SeriesTable, load_tables, saved_tables
@@ -178,6 +179,7 @@ class Equipment:
             grave = "critical" if value >= 2 else "in warning"
             words = f"{name} of {owner}: {grave}, as its BMC says"
             facts["part"] = inventory.fact(subject, "sort") or "part"
+            facts |= _rack_facts(Subject(_PART, owner), at_s, inventory)
             # water beside powered boards does not wait for the working day
             severity = Severity.CRITICAL if facts["part"] == "leak" and value >= 2 else severity
         else:
@@ -307,6 +309,16 @@ def _other_switch(port: Subject, at_s: float, inventory: Inventory) -> Subject |
     if peer is None or ":" in peer.rpartition("/")[2]:
         return None
     return Subject(_SWITCH, Subject.parse(peer).name.rpartition("/")[0])
+
+
+def _rack_facts(holder: Subject, at_s: float, inventory: Inventory) -> dict[str, float | str]:
+    """Of a part that serves several nodes of a rack: which; `covers` makes them part of where the fault is."""
+    sort, rack = inventory.fact(holder, PART), inventory.above(holder, SubjectKind.RACK, at_s)
+    if sort is None or rack is None:
+        return {}
+    fed = (inventory.fact(holder, FEEDS) or "").split()
+    nodes = [Subject(SubjectKind.NODE, name) for name in fed] or inventory.children(rack, at_s, SubjectKind.NODE)
+    return {PART: sort, "covers": " ".join(map(str, [rack, *nodes]))}
 
 
 def end_facts(port: Subject, inventory: Inventory) -> dict[str, float | str]:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 
+LINK_XIDS = frozenset({74, 121, 136, 137, *range(144, 151), 155})
+"""Errors of an NVLink, of either end."""
+
 
 class Tier(StrEnum):
     APP = "app"

@@ -32,6 +32,7 @@ from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, S
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
+from nightshift.detectors.tails import binomial_tail
 
 APART = 0.04
 """A block this much slower than the rest may be a stage; less is no news to anybody."""
@@ -397,14 +398,12 @@ class Straggler:
             table["counted"][slots] = np.exp(-EVERY_S / FADE_S) * table["counted"][slots] + news
             table["who"][slots] = np.exp(-EVERY_S / WHO_S) * table["who"][slots] + news[:, [0, 2]]
             table["counted_step"][slots] = int(newest[columns].max())
-        from scipy.special import bdtrc  # slow to load, and every command loads this module
-
         lately, lost_s, _, watched_s = table["counted"][slots].T
         steps, watched = table["who"][slots].T
         total = round(float(steps.sum()))
         found = {}
         for row in np.flatnonzero((lost_s > 0.5 * WAITED * watched_s) & (watched >= STEPS)).tolist():
-            chance = min(ranks * float(bdtrc(round(float(steps[row])) - 1, total, 1.0 / ranks)), 1.0)
+            chance = min(ranks * binomial_tail(round(float(steps[row])), total, 1.0 / ranks), 1.0)
             excess_s = float(lost_s[row] / max(lately[row], 1e-9))
             often, share = float(steps[row] / watched[row]), float(lost_s[row] / watched_s[row])
             found[row] = Excess(1.0 + excess_s / max(typical_s, 1e-9), often, excess_s, share, ranks - 1, chance)

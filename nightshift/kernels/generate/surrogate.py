@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf
 
 Array = NDArray[np.float64]
 _DRAWS = 48
+erf = np.vectorize(math.erf, otypes=[float])
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def loop_on(
             kept.append(decision)
 
     settings = SchedulingSettings(enabled=True, act=act, kueue=with_kueue, labels={"gpu_resource": resource})
-    kube = kube or KubeClient(cluster.api)
+    kube = kube or KubeClient(cluster.transport)
     view = QueueView(lambda: kube, settings)
     doors = GangDoors(KubernetesQueue(kube, settings.queue), view)
     surroundings = Surroundings(keep, lambda: lambda _job, _opted, _now_s: trust, **around)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client, config
+from kubernetes import client
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.lifecycle import Lifecycle
@@ -28,7 +28,7 @@ from tests.agent.approvals.test_interleavings import AtOnce
 from tests.agent.incidents import GPU, ManualClock, a_finding
 from tests.agent.world import ANN, World
 from tests.controllers.kube_scenes import boots, job, repair_job_ends, repair_jobs, stop_pods
-from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.cluster import Cluster, transport_of
 from tests.kubernetes_api.faults import Fault, Faults
 from tests.kubernetes_api.rbac import ADMIN, User
 
@@ -191,8 +191,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         cluster.server.faults.slow_s, cluster.server.faults.token = 2 * PATIENCE_S, "ours"
         cluster.server.tokens["ours"] = (User("nightshift", ADMIN.groups), None)
         kubeconfig = cluster.server.kubeconfig("ours")
-    api = config.new_client_from_config_dict(kubeconfig)
-    kube = KubeClient(api, timeout_s=PATIENCE_S if what == Fault.SLOW else 20.0)
+    kube = KubeClient(transport_of(kubeconfig), timeout_s=PATIENCE_S if what == Fault.SLOW else 20.0)
     how: dict[str, Any] = {"drain": {"grace_s": 0, "evict_unmanaged": True}, "check_command": ("dcgmi", "diag")}
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, **how)
     plain = KubernetesActuator(
@@ -242,7 +241,6 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         cluster.server.faults.clear()
     cell.lifecycle._leadership.abandon()
     world.store.close()
-    api.close()
 
 
 def upset(cell: Cell, what: str, times: int) -> Callable[[int], None]:

@@ -33,6 +33,7 @@ from nightshift.detectors.base import Fault, State
 from tests.agent.approvals.test_interleavings import AtOnce, Crash, Crashing
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.world import ANN, World
+from tests.kubernetes_api.cluster import transport_of
 from tests.kubernetes_api.faults import Fault as ServerFault
 from tests.kubernetes_api.rbac import ADMIN, User
 from tests.kubernetes_api.server import ApiServer
@@ -91,7 +92,7 @@ class GuardedCluster(RuleBasedStateMachine):
             self.inventory.observe(node, Subject(K.RACK, RACK[name]), 0.0)
             for number in range(GPUS):
                 self.inventory.observe(Subject(K.GPU, f"{name}-g{number}"), node, 0.0)
-        ours = config.new_client_from_config_dict(self.server.kubeconfig("ours"))
+        ours = transport_of(self.server.kubeconfig("ours"))
         self.kube = CrashingKube(ours)
         self.kube.crash = self.crash
         self.actuator = KubernetesActuator(

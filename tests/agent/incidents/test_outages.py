@@ -12,14 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kubernetes import config
 
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.controllers.action import ActionKind
 from tests.agent.incidents import test_fault_matrix as matrix
 from tests.agent.incidents.test_fault_matrix import Cell, done_once
 from tests.agent.incidents.test_vanished_node import on_this_machine, open_intents, reached
-from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.cluster import Cluster, transport_of
 from tests.kubernetes_api.faults import Fault
 
 FAULTS: dict[str, Fault | None] = {
@@ -53,7 +52,7 @@ ANSWER_S = 0.1
 @contextmanager
 def away(cell: Cell, fault: str) -> Iterator[Callable[[], None]]:
     """Lets no call of ours through, until what it gives is called."""
-    server, ours, timeout_s = cell.cluster.server, cell.kube._api, cell.kube._timeout_s
+    server, ours, timeout_s = cell.cluster.server, cell.kube._transport, cell.kube._timeout_s
     assert server is not None
     with ExitStack() as stack:
         if (planned := FAULTS[fault]) is not None:
@@ -63,15 +62,14 @@ def away(cell: Cell, fault: str) -> Iterator[Callable[[], None]]:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # which accepts nobody
             elsewhere = server.kubeconfig("ours")
             elsewhere["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            cell.kube._api = config.new_client_from_config_dict(elsewhere)
-            stack.callback(cell.kube._api.close)
+            cell.kube._transport = transport_of(elsewhere)
             if fault == "refused":
                 listener.close()
         cell.kube._timeout_s = ANSWER_S
 
         def back() -> None:
             server.faults.clear()
-            cell.kube._api, cell.kube._timeout_s = ours, timeout_s
+            cell.kube._transport, cell.kube._timeout_s = ours, timeout_s
 
         yield back
         back()

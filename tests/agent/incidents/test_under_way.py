@@ -33,6 +33,7 @@ from nightshift.detectors.base import Fault, State
 from tests.agent.approvals.test_interleavings import AtOnce
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.world import ANN, World
+from tests.kubernetes_api.cluster import transport_of
 from tests.kubernetes_api.faults import STATUS
 from tests.kubernetes_api.faults import Fault as ServerFault
 from tests.kubernetes_api.server import ApiServer
@@ -81,7 +82,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         core.patch_namespaced_pod_status("p", "default", {"status": running})
         policy = client.PolicyV1Api(api)
         policy.create_namespaced_pod_disruption_budget("default", {"metadata": {"name": "b"}, "spec": GUARDED})
-        actuator = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(api), now_s=clock.now_s)
+        actuator = KubernetesActuator(
+            KubernetesActuatorSettings(), KubeClient(transport_of(server.kubeconfig())), now_s=clock.now_s
+        )
 
         def plan(incident: Incident) -> Action:
             radius, undo = BlastRadius(nodes=(NODE.name,)), Undo(True, "uncordon it")

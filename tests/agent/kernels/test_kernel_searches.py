@@ -331,7 +331,7 @@ def test_in_a_queue_kueue_lets_it_go(scene: Scene) -> None:
 
 def test_read_execute_and_undo_agree_as_for_every_action(scene: Scene) -> None:
     """The same Job through `controllers.action.Actuator`; somebody else's Job of that name is not touched."""
-    place = KernelJobActuator(scene.settings, KubeClient(scene.cluster.api), now_s=scene.clock.now_s)
+    place = KernelJobActuator(scene.settings, KubeClient(scene.cluster.transport), now_s=scene.clock.now_s)
     action = scene.approved()
     assert place.refused() == []
     assert (place.changed(action), place.read(action).status) == ([], "not_done")

@@ -56,8 +56,8 @@ def restart(target: Subject, **params: Any) -> Action:
 def test_it_stops_whole_and_starts_from_the_step_before_the_onset(cluster: Cluster, kind: JobKind) -> None:
     """Its own suspend field is set, no pod is deleted by us; once they are gone it starts, told from which step."""
     target = made(cluster, kind, "train", other={"kept": 1})
-    actuator = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api))
-    kube = KubeClient(cluster.api)
+    actuator = Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport))
+    kube = KubeClient(cluster.transport)
     seen: list[bool] = []
 
     def operator_stops_its_pods() -> None:
@@ -82,7 +82,7 @@ def test_one_that_somebody_stopped_is_theirs_to_start(cluster: Cluster, kind: Jo
         held = {part: held}
     target = made(cluster, kind, "held", **held)
     with pytest.raises(Permanent, match="suspended by another client"):
-        Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(restart(target))
+        Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(restart(target))
 
 
 class Clock:
@@ -98,7 +98,7 @@ KIND = OPERATORS[0]
 
 def saver(cluster: Cluster) -> tuple[Subject, Patient, KubeClient, Clock]:
     """A running job whose script saves on request, and an actuator that waits a minute for it."""
-    target, clock, kube = made(cluster, KIND, "train"), Clock(), KubeClient(cluster.api)
+    target, clock, kube = made(cluster, KIND, "train"), Clock(), KubeClient(cluster.transport)
     answer(cluster, {SAVES_ON_REQUEST: "true", RESUME_STEP: "100"})
     return target, Patient(KubernetesActuatorSettings(drain={"save_wait_s": 60}), kube, now_s=clock), kube, clock
 
@@ -181,14 +181,14 @@ def test_the_outermost_of_two_jobs_of_one_name_is_the_one(cluster: Cluster) -> N
     """A TrainJob makes a JobSet of its own name, and would start it again."""
     inner, outer = (next(k for k in KINDS if k.kind == name) for name in ("JobSet", "TrainJob"))
     target = made(cluster, outer, "train")
-    uid = found(KubeClient(cluster.api), target).object["metadata"]["uid"]
+    uid = found(KubeClient(cluster.transport), target).object["metadata"]["uid"]
     group, version, *_ = place(cluster, inner)
     cluster.define(group, version, inner.kind)
     owner = {"apiVersion": outer.api.removeprefix("apis/"), "kind": outer.kind, "name": "train", "uid": uid}
     meta = {"name": "train", "ownerReferences": [{**owner, "controller": True}]}
     body = {"apiVersion": f"{group}/{version}", "kind": inner.kind, "metadata": meta, "spec": {}}
     client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place(cluster, inner), body)
-    assert found(KubeClient(cluster.api), target).kind is outer
+    assert found(KubeClient(cluster.transport), target).kind is outer
 
 
 def test_a_role_that_does_not_know_a_kind_finds_the_others(cluster: Cluster) -> None:
@@ -206,7 +206,7 @@ def test_a_workload_that_a_person_activates_while_it_stops_stays_active(cluster:
     cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
     name, actuator = (
         job(cluster, "queued", [cluster.node()]),
-        Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)),
+        Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)),
     )
     uid = client.BatchV1Api(cluster.api).read_namespaced_job("queued", cluster.namespace).metadata.uid
     where = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")

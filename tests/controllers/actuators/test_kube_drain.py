@@ -35,7 +35,9 @@ def drain(node: str) -> Action:
 
 
 def actuator(cluster: Cluster, kube: KubeClient | None = None, **settings: Any) -> KubernetesActuator:
-    return Patient(KubernetesActuatorSettings(drain={"grace_s": 0, **settings}), kube or KubeClient(cluster.api))
+    return Patient(
+        KubernetesActuatorSettings(drain={"grace_s": 0, **settings}), kube or KubeClient(cluster.transport)
+    )
 
 
 def cordoned(cluster: Cluster, node: str) -> bool:
@@ -169,7 +171,7 @@ class Vanishing(KubeClient):
 def test_a_pod_that_ends_between_the_list_and_its_eviction_does_not_end_the_drain(cluster: Cluster) -> None:
     node = cluster.node()
     owned(cluster, "brief", node)
-    kube = Vanishing(cluster.api)
+    kube = Vanishing(cluster.transport)
     kube.cluster = cluster
     action, drainer = drain(node), actuator(cluster, kube)
     assert finished(lambda: drainer.execute(action)).status is S.DONE
@@ -178,7 +180,7 @@ def test_a_pod_that_ends_between_the_list_and_its_eviction_does_not_end_the_drai
 
 def test_a_pod_that_ends_just_before_it_is_deleted_was_restarted(cluster: Cluster) -> None:
     owned(cluster, "brief", cluster.node())
-    kube = Vanishing(cluster.api)
+    kube = Vanishing(cluster.transport)
     kube.cluster = cluster
     uid = cluster.core.read_namespaced_pod("brief", cluster.namespace).metadata.uid
     action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/brief", uid=uid)
@@ -274,7 +276,7 @@ def test_a_rayjob_above_a_raycluster_is_stopped_whole_and_only_where_that_is_all
     labels = {"ray.io/originated-from-crd": "RayJob", ray.pods: "r", "ray.io/cluster": "r-x"}
     cluster.pod("head", node, labels=labels, ownerReferences=[cluster.owner()])
     found = owner_job(
-        KubeClient(cluster.api),
+        KubeClient(cluster.transport),
         cluster.api.sanitize_for_serialization(cluster.core.read_namespaced_pod("head", cluster.namespace)),
     )
     assert found is not None
@@ -352,7 +354,7 @@ def test_a_rayjob_submitted_anew_is_not_stopped_for_the_cluster_of_the_one_befor
         labels = {"ray.io/originated-from-crd": "RayJob", ray.pods: "r", "ray.io/cluster": of}
         cluster.pod(name, node, labels=labels, ownerReferences=[cluster.owner()])
         pod = cluster.api.sanitize_for_serialization(cluster.core.read_namespaced_pod(name, cluster.namespace))
-        assert (owner_job(KubeClient(cluster.api), pod) is not None) is (name == "new")
+        assert (owner_job(KubeClient(cluster.transport), pod) is not None) is (name == "new")
 
 
 def test_a_job_of_another_group_is_not_taken_for_the_clusters_own_of_its_name(cluster: Cluster) -> None:
@@ -367,7 +369,7 @@ def test_a_job_of_another_group_is_not_taken_for_the_clusters_own_of_its_name(cl
     pod = cluster.api.sanitize_for_serialization(
         cluster.core.read_namespaced_pod("train-worker-0", cluster.namespace)
     )
-    assert owner_job(KubeClient(cluster.api), pod) is None
+    assert owner_job(KubeClient(cluster.transport), pod) is None
     action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/train-worker-0")
     outcome = actuator(cluster).execute(action)
     assert (outcome.status, "does not name its uid" in outcome.detail) == (S.REFUSED, True)

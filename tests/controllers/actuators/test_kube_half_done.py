@@ -63,7 +63,7 @@ def is_suspended(cluster: Cluster, name: str) -> bool:
 
 def test_a_person_who_uncordons_during_a_drain_gets_the_stopped_jobs_back(cluster: Cluster) -> None:
     """The drain goes no further; what it had stopped by then would otherwise stay stopped for good."""
-    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    node, actuator = cluster.node(), of(KubeClient(cluster.transport))
     gang = job(cluster, "gang", [node, cluster.node()])
     action = act(A.DRAIN, node, jobs=(gang,))
     with pytest.raises(UnderWay, match="stopping"):
@@ -85,7 +85,10 @@ def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: 
     batch = client.BatchV1Api(cluster.api)
     saves = {"metadata": {"annotations": {SAVES_ON_REQUEST: "true"}}}
     batch.patch_namespaced_job("saving", cluster.namespace, saves)
-    actuator, action = of(KubeClient(cluster.api), save_wait_s=300.0), act(A.DRAIN, node, jobs=(stopped, saving))
+    actuator, action = (
+        of(KubeClient(cluster.transport), save_wait_s=300.0),
+        act(A.DRAIN, node, jobs=(stopped, saving)),
+    )
     with pytest.raises(UnderWay, match="asked to save"):
         actuator.execute(action)
     mark = cluster.core.read_node(node).metadata.annotations["nightshift.dev/action.drain"]
@@ -121,7 +124,7 @@ class Counting(KubeClient):
 
 def test_no_kind_of_jobs_is_asked_for_whose_operator_is_absent(cluster: Cluster) -> None:
     """What the server has, its discovery says; a drain that waits asks it every ten minutes."""
-    node, kube = cluster.node(), Counting(cluster.api)
+    node, kube = cluster.node(), Counting(cluster.transport)
     gang, actuator = job(cluster, "gang", [node, cluster.node()]), of(kube)
     action = act(A.DRAIN, node, jobs=(gang,))
     for _ in range(3):
@@ -140,7 +143,7 @@ def test_a_job_that_its_owner_has_just_suspended_holds_up_no_drain(cluster: Clus
         cluster.core.patch_namespaced_pod(pod.metadata.name, cluster.namespace, held)
     suspend = {"spec": {"suspend": True}}
     client.BatchV1Api(cluster.api).patch_namespaced_job("theirs", cluster.namespace, suspend)
-    actuator, action = of(KubeClient(cluster.api)), act(A.DRAIN, node)
+    actuator, action = of(KubeClient(cluster.transport)), act(A.DRAIN, node)
     with pytest.raises(UnderWay):
         actuator.execute(action)
     for pod in cluster.core.list_namespaced_pod(cluster.namespace).items:
@@ -154,7 +157,7 @@ def test_an_eviction_that_is_forbidden_in_the_middle_leaves_no_job_stopped_and_t
     cluster: Cluster,
 ) -> None:
     """Permitted when it was asked as a dry run: a role or a webhook has changed since."""
-    node, kube = cluster.node(), Strict(cluster.api)
+    node, kube = cluster.node(), Strict(cluster.transport)
     gang = job(cluster, "gang", [node, cluster.node()])
     cluster.pod("kept", node, ownerReferences=[cluster.owner()])
     kube.forbids = lambda method, path: path.endswith("/eviction")  # type: ignore[method-assign,assignment]
@@ -183,7 +186,7 @@ def test_a_job_that_kueue_has_started_again_is_not_stopped_a_second_time(cluster
         "spec": {"active": True},
     }
     client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place, body)
-    kube, told = Strict(cluster.api), []
+    kube, told = Strict(cluster.transport), []
     actuator, action = of(kube), act(A.RESTART_JOB, target, K.JOB)
     with pytest.raises(Temporary, match="1 pods left"):
         actuator.execute(action)
@@ -244,16 +247,16 @@ def test_what_a_webhook_undoes_in_the_very_write_is_not_said_to_be_done(
     cluster.server.api.webhooks.append(webhook)
     action = act(kind, gang, K.JOB) if kind is A.RESTART_JOB else act(kind, node, jobs=(gang,))
     with pytest.raises(Permanent, match=f"was accepted, but without {field}"):
-        of(KubeClient(cluster.api)).execute(action)
+        of(KubeClient(cluster.transport)).execute(action)
     assert not is_suspended(cluster, "gang")
-    assert of(KubeClient(cluster.api)).read(action).status is not S.DONE
+    assert of(KubeClient(cluster.transport)).read(action).status is not S.DONE
 
 
 @pytest.mark.parametrize("kind", [A.DRAIN, A.RESTART_JOB])
 def test_a_job_that_somebody_starts_again_while_it_stops_is_theirs(cluster: Cluster, kind: ActionKind) -> None:
     """A person, or a tool that keeps it as its repository has it: its pods would be waited for until the action's
     time is over, and then be told as left half-way."""
-    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    node, actuator = cluster.node(), of(KubeClient(cluster.transport))
     gang = job(cluster, "gang", [node, cluster.node()])
     action = act(kind, gang, K.JOB) if kind is A.RESTART_JOB else act(kind, node, jobs=(gang,))
     with pytest.raises(UnderWay, match="stopping"):
@@ -279,19 +282,19 @@ def test_a_static_pod_is_not_said_to_be_restarted(cluster: Cluster) -> None:
     cluster.pod("static", node, annotations=notes, ownerReferences=[owner])
     pod = cluster.core.read_namespaced_pod("static", cluster.namespace)
     action = act(A.RESTART_POD, f"{cluster.namespace}/static", K.POD, uid=pod.metadata.uid)
-    outcome = of(KubeClient(cluster.api)).execute(action)
+    outcome = of(KubeClient(cluster.transport)).execute(action)
     assert (outcome.status, "kubelet" in outcome.detail) == (S.REFUSED, True)
     assert cluster.core.read_namespaced_pod("static", cluster.namespace).metadata.deletion_timestamp is None
 
 
 def test_a_cordon_that_a_person_ended_is_no_part_of_the_next_one(cluster: Cluster) -> None:
     """Else the node would be kept out of use for an incident that is long over."""
-    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    node, actuator = cluster.node(), of(KubeClient(cluster.transport))
     first, second = act(A.DRAIN, node, id_="inc-1-drain"), act(A.CORDON, node, id_="inc-2-cordon")
     assert actuator.execute(first).status is S.DONE
     cluster.core.patch_node(node, {"spec": {"unschedulable": None}})
     assert actuator.execute(second).status is S.DONE
-    assert actuator.cordon_of(KubeClient(cluster.api).get(f"/api/v1/nodes/{node}")) == "inc-2-cordon"
+    assert actuator.cordon_of(KubeClient(cluster.transport).get(f"/api/v1/nodes/{node}")) == "inc-2-cordon"
     assert actuator.undo(first).status is S.REFUSED
     assert actuator.undo(second).status is S.DONE
     assert not cluster.core.read_node(node).spec.unschedulable
@@ -307,7 +310,7 @@ def repairer(cluster: Cluster, kube: KubeClient) -> KubernetesRepairActuator:
 def test_a_repair_that_a_person_cancels_by_uncordoning_starts_the_stopped_job_again(cluster: Cluster) -> None:
     node = cluster.node()
     boots(cluster, node, "boot-1")
-    gang, actuator = job(cluster, "gang", [node, cluster.node()]), repairer(cluster, KubeClient(cluster.api))
+    gang, actuator = job(cluster, "gang", [node, cluster.node()]), repairer(cluster, KubeClient(cluster.transport))
     action = act(A.RESET_GPU, "GPU-1", K.GPU, jobs=(gang,), node=node)
     with pytest.raises(UnderWay, match="stopping"):
         actuator.execute(action)
@@ -324,12 +327,12 @@ def test_a_repair_goes_on_though_a_job_that_it_would_stop_was_deleted(cluster: C
     boots(cluster, node, "boot-1")
     action = act(A.RESET_GPU, "GPU-1", K.GPU, jobs=(f"{cluster.namespace}/gone",), node=node)
     with pytest.raises(UnderWay, match="works on"):
-        repairer(cluster, KubeClient(cluster.api)).execute(action)
+        repairer(cluster, KubeClient(cluster.transport)).execute(action)
 
 
 def test_a_repair_that_may_not_stop_its_job_says_that_the_node_stays_cordoned(cluster: Cluster) -> None:
     """And its outcome says so to whoever counts what is out of use."""
-    node, kube = cluster.node(), Strict(cluster.api)
+    node, kube = cluster.node(), Strict(cluster.transport)
     boots(cluster, node, "boot-1")
     gang = job(cluster, "gang", [node, cluster.node()])
     kube.forbids = lambda method, path: "/jobs/" in path and method == "PATCH"  # type: ignore[method-assign,assignment]
@@ -349,7 +352,7 @@ class Blind(KubeClient):
 
 def test_a_repair_whose_pods_may_not_be_seen_ends_as_its_job_did(cluster: Cluster) -> None:
     """The last words are for people: done, and marked so, it is not told as refused for want of them."""
-    kube, name = Blind(cluster.api), "nightshift-return-node-x"
+    kube, name = Blind(cluster.transport), "nightshift-return-node-x"
     assert said(kube, cluster.namespace, name) == ""
     why = why_failed(kube, cluster.namespace, name, {"reason": "BackoffLimitExceeded"})
     assert "may not be seen: BackoffLimitExceeded" in why
@@ -371,7 +374,7 @@ def test_a_name_from_telemetry_is_no_path_to_another_object(cluster: Cluster, ki
     node = cluster.node()
     boots(cluster, node, "boot-1")
     before = ours(cluster, node)
-    kube, action = KubeClient(cluster.api), act(kind, name.format(node))
+    kube, action = KubeClient(cluster.transport), act(kind, name.format(node))
     actuator = repairer(cluster, kube) if kind is A.REBOOT_NODE else of(kube)
     with pytest.raises(NotFound, match="no object can be named"):
         actuator.execute(action)
@@ -384,7 +387,7 @@ def test_neither_is_a_jobs_or_a_pods(cluster: Cluster, name: str) -> None:
     told = name.format(*[cluster.namespace] * name.count("{}"))
     for action in (act(A.RESTART_JOB, told, K.JOB), act(A.RESTART_POD, told, K.POD, uid="u")):
         with pytest.raises(Permanent):
-            of(KubeClient(cluster.api)).execute(action)
+            of(KubeClient(cluster.transport)).execute(action)
     assert not is_suspended(cluster, "train")
 
 
@@ -394,7 +397,7 @@ def test_a_pod_that_no_kubelet_ends_is_named(cluster: Cluster) -> None:
     gang = job(cluster, "gang", [node, cluster.node()])
     cluster.pod("single", node, ownerReferences=[cluster.owner()])
     settings = KubernetesActuatorSettings(drain={"evict_unmanaged": True})
-    actuator = Patient(settings, KubeClient(cluster.api), now_s=lambda: time.time() + 600.0)
+    actuator = Patient(settings, KubeClient(cluster.transport), now_s=lambda: time.time() + 600.0)
     action = act(A.DRAIN, node, jobs=(gang,))
     for _ in range(2):
         with pytest.raises(UnderWay):
@@ -418,7 +421,7 @@ def test_a_pod_that_no_kubelet_ends_is_named(cluster: Cluster) -> None:
 
 def test_a_job_that_came_after_the_plan_is_told_and_started_again_though_the_node_goes(cluster: Cluster) -> None:
     """The plan cannot name it, and the node's mark, which does, goes with the node."""
-    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    node, actuator = cluster.node(), of(KubeClient(cluster.transport))
     late, action = job(cluster, "late", [node, cluster.node()]), act(A.DRAIN, node)
     outcome = finished(lambda: actuator.execute(action), stop_pods(cluster, "late"))
     assert (outcome.status, late in outcome.detail) == (S.DONE, True)

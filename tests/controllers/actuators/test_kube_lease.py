@@ -27,7 +27,7 @@ class Clock:
 
 
 def stand(cluster: Cluster, holder: str, clock: Clock, *, wall_s: float = 1_790_000_000.0) -> KubeLease:
-    kube, start_s = KubeClient(cluster.api), clock()
+    kube, start_s = KubeClient(cluster.transport), clock()
     now_s = lambda: wall_s + clock() - start_s  # noqa: E731
     return KubeLease(kube, cluster.namespace, NAME, holder, 6.0, now_s=now_s, monotonic_s=clock)
 

@@ -55,9 +55,9 @@ def act(cluster: Cluster, kind: ActionKind, node: str, jobs: tuple[str, ...] = (
 def actuator_of(cluster: Cluster, kind: ActionKind) -> KubernetesActuator | KubernetesRepairActuator:
     how: dict[str, Any] = {"drain": {"grace_s": 0, "evict_unmanaged": True}}
     if kind is A.DRAIN:
-        return Patient(KubernetesActuatorSettings(**how), KubeClient(cluster.api))
+        return Patient(KubernetesActuatorSettings(**how), KubeClient(cluster.transport))
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, **how)
-    return PatientRepair(settings, KubeClient(cluster.api), now_s=lambda: 1000.0)
+    return PatientRepair(settings, KubeClient(cluster.transport), now_s=lambda: 1000.0)
 
 
 @pytest.mark.parametrize("change", [gone, replaced])
@@ -139,7 +139,7 @@ class Throttled(KubeClient):
 def test_an_eviction_is_not_asked_for_again_before_the_servers_retry_after(cluster: Cluster) -> None:
     node = cluster.node()
     cluster.pod("busy", node, ownerReferences=[cluster.owner()])
-    drainer = Patient(KubernetesActuatorSettings(drain={"grace_s": 0}), Throttled(cluster.api))
+    drainer = Patient(KubernetesActuatorSettings(drain={"grace_s": 0}), Throttled(cluster.transport))
     with pytest.raises(UnderWay, match="too many requests") as raised:
         drainer.execute(act(cluster, A.DRAIN, node))
     assert raised.value.retry_after_s == 42.0
@@ -162,7 +162,7 @@ def test_mirror_pods_and_pods_of_unknown_owners_are_told_apart(cluster: Cluster)
     )
     strange = {**cluster.owner(), "apiVersion": "example.com/v7", "kind": "Oracle", "name": "delphi"}
     cluster.pod("foretold", node, ownerReferences=[strange])
-    drainer = Patient(KubernetesActuatorSettings(drain={"grace_s": 0}), KubeClient(cluster.api))
+    drainer = Patient(KubernetesActuatorSettings(drain={"grace_s": 0}), KubeClient(cluster.transport))
     action = replace(act(cluster, A.DRAIN, node), id="m-mirror")
     assert finished(lambda: drainer.execute(action)).status is S.DONE
     assert "static" in {pod.metadata.name for pod in cluster.core.list_namespaced_pod(cluster.namespace).items}

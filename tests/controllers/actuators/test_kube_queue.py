@@ -80,7 +80,9 @@ def read(cluster: Cluster, name: str) -> Any:
 
 def queue_of(cluster: Cluster, *, now_s: float | None = None) -> KubernetesQueue:
     settings = QueueSettings(longest_hold_s=600.0)
-    return KubernetesQueue(KubeClient(cluster.api), settings, now_s=lambda: time.time() if now_s is None else now_s)
+    return KubernetesQueue(
+        KubeClient(cluster.transport), settings, now_s=lambda: time.time() if now_s is None else now_s
+    )
 
 
 def mine(cluster: Cluster, gates: list[GangGate]) -> list[GangGate]:

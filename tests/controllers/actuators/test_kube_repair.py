@@ -183,7 +183,7 @@ def test_the_probe_of_the_fault_runs_in_its_image_and_its_last_words_are_told(
         drain={"grace_s": 0, "evict_unmanaged": True},
         probes={"nccl": probe},
     )
-    actuator = PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
+    actuator = PatientRepair(settings, KubeClient(cluster.transport), now_s=clock)
     for name, told in (
         ("nccl", "the nccl probe passed: Avg bus bandwidth : 352.1"),
         ("dcgm", "checked by nvidia-smi; the dcgm probe was not run: no image is set for it"),
@@ -341,6 +341,6 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
 def test_a_job_that_never_had_a_pod_says_what_keeps_pods_away(cluster: Cluster) -> None:
     """Pod Security admission lets the Job in and refuses its pods; the Job then ends by its deadline."""
     ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active too long"}
-    said = why_failed(KubeClient(cluster.api), cluster.namespace, "none-of-this-name", ended)
+    said = why_failed(KubeClient(cluster.transport), cluster.namespace, "none-of-this-name", ended)
     assert "never had a pod (DeadlineExceeded Job was active too long)" in said
     assert "admit privileged pods" in said

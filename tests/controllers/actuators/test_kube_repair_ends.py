@@ -41,7 +41,7 @@ def test_the_cordon_of_a_person_or_another_incident_outlives_the_repair_and_ours
     ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
     if by != "a person":
         ours = replace(ours, id=f"inc-7000{'0' if by == 'this incident' else ''}-cordon-1")
-        Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(ours)
+        Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(ours)
     waits(actuator, action, "works on")
     repair_job_ends(cluster)
     waits(actuator, action, "-check")
@@ -105,7 +105,7 @@ def test_what_was_paused_comes_back_where_the_repair_may_not_run(cluster: Cluste
     """Else the node has no device plugin, no telemetry and no node agent any more, for want of an admission."""
     node = cluster.node(labels={PLUGIN: "true"})
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain={"evict_unmanaged": True})
-    forbidden = PatientRepair(settings, Forbids(cluster.api), now_s=clock)
+    forbidden = PatientRepair(settings, Forbids(cluster.transport), now_s=clock)
     outcome = forbidden.execute(reset(node))
     assert (outcome.status, "webhook denied" in outcome.detail) == (S.FAILED, True)
     found = cluster.core.read_node(node)

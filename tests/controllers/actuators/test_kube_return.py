@@ -36,7 +36,7 @@ Change = Callable[[Cluster, str], object]
 def actuator(cluster: Cluster) -> KubernetesRepairActuator:
     probes = {"nccl": ProbeJob(image="nccl-tests:1")}
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, probes=probes)
-    return PatientRepair(settings, KubeClient(cluster.api), now_s=lambda: 1000.0)
+    return PatientRepair(settings, KubeClient(cluster.transport), now_s=lambda: 1000.0)
 
 
 def act(kind: ActionKind, node: str, *ids: str, **params: str) -> Action:
@@ -50,7 +50,7 @@ def ours(cluster: Cluster, kind: ActionKind = A.CORDON) -> tuple[str, Action]:
     """A node that we took out of use, and the plan to give it back."""
     node = cluster.node()
     taken = act(kind, node)
-    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(taken)
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(taken)
     return node, act(A.RETURN_NODE, node, taken.id, probe="nccl")
 
 
@@ -117,13 +117,13 @@ def the_mark_is_gone(cluster: Cluster, node: str) -> None:
 
 
 def another_cordons(cluster: Cluster, node: str) -> None:
-    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(act(A.DRAIN, node))
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(act(A.DRAIN, node))
 
 
 def a_person_applies_the_cordon_too(cluster: Cluster, node: str) -> None:
     """Server-side apply of what stands: nothing changes but that the field is theirs as well."""
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": {"unschedulable": True}}
-    KubeClient(cluster.api).request(
+    KubeClient(cluster.transport).request(
         "PATCH",
         f"/api/v1/nodes/{node}",
         body=body,
@@ -182,7 +182,7 @@ def test_neither_is_it_uncordoned_by_an_undo_or_an_uncordon(
     """The same cordons, for everything else that could take one back."""
     node = cluster.node()
     taken = replace(act(kind, node), undo=Undo(True, "uncordon"))
-    nodes = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api))
+    nodes = Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport))
     nodes.execute(taken)
     change(cluster, node)
     assert nodes.undo(taken).status is S.REFUSED
@@ -194,7 +194,7 @@ def test_what_two_of_our_actions_hold_is_uncordoned_by_the_last(cluster: Cluster
     """Taking one back leaves the other's node out of use."""
     node = cluster.node()
     first, second = (replace(act(kind, node), undo=Undo(True, "uncordon")) for kind in (A.CORDON, A.DRAIN))
-    nodes = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api))
+    nodes = Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport))
     for action in (first, second):
         nodes.execute(action)
     outcome = nodes.undo(first)
@@ -210,7 +210,7 @@ def test_a_cordon_that_a_person_had_set_before_ours_is_theirs(
     """A drain of ours on a node that was cordoned already does not make the cordon ours."""
     node = cluster.node(unschedulable=True)
     drained = act(A.DRAIN, node)
-    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(drained)
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(drained)
     (said,) = actuator.changed(act(A.RETURN_NODE, node, drained.id, probe="nccl"))
     assert "another client" in said
 
@@ -224,4 +224,4 @@ def test_nothing_is_given_back_on_a_check_that_proves_nothing(
     action = act(A.RETURN_NODE, node, mark.split('"')[3], probe="dcgm")
     assert actuator.changed(action) == ["the dcgm probe cannot run: no image is set for it"]
     own = RepairSettings(image="tools:1", namespace=cluster.namespace, check_command=("dcgmi", "diag", "-r", "2"))
-    assert KubernetesRepairActuator(own, KubeClient(cluster.api)).changed(action) == []
+    assert KubernetesRepairActuator(own, KubeClient(cluster.transport)).changed(action) == []

@@ -38,7 +38,9 @@ def test_an_autoscaled_deployment_is_left_as_it_is_and_its_autoscaler_is_named(c
     scaling.create_namespaced_horizontal_pod_autoscaler(cluster.namespace, body)
     apps = client.AppsV1Api(cluster.api)
     before = apps.read_namespaced_deployment("chat", cluster.namespace).metadata.generation
-    outcome = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(action(target))
+    outcome = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(
+        action(target)
+    )
     assert outcome.status is OutcomeStatus.DONE
     place = f"HorizontalPodAutoscaler {cluster.namespace}/chat"
     assert f"scaled by an autoscaler ({place}, 4 to 4); nothing was changed" in outcome.detail
@@ -48,7 +50,7 @@ def test_an_autoscaled_deployment_is_left_as_it_is_and_its_autoscaler_is_named(c
 
 
 def test_what_no_deployment_stands_above_is_refused(cluster: Cluster) -> None:
-    actuator = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.api))
+    actuator = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.transport))
     assert actuator.execute(action(f"{cluster.namespace}/none")).status is OutcomeStatus.REFUSED
 
 

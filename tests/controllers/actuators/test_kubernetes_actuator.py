@@ -13,6 +13,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kubernetes.transport import Transport
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import (
     Action,
@@ -39,7 +40,7 @@ S = OutcomeStatus
 def actuator(cluster: Cluster) -> KubernetesActuator:
     return Patient(
         KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}),
-        KubeClient(cluster.api),
+        KubeClient(cluster.transport),
         now_s=lambda: 1000.0,
     )
 
@@ -343,7 +344,7 @@ def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: Kub
 def test_what_keeps_a_pod_that_is_restarted_is_told(cluster: Cluster) -> None:
     """A finalizer that nobody takes off, or a machine that is down: it was terminating, and no more was said."""
     node, later_s = cluster.node(), time.time() + 600.0
-    actuator = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api), now_s=lambda: later_s)
+    actuator = Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport), now_s=lambda: later_s)
     for name, finalizers, said in (
         ("held", ["example.com/log"], r"terminating, held by example\.com/log"),
         ("lost", [], rf"lost on {node} should have ended \d+ s ago: its kubelet may be gone"),
@@ -400,11 +401,7 @@ def test_a_gpu_is_quarantined_beside_others_and_taken_back(cluster: Cluster, act
 
 
 def test_a_server_that_is_away_is_temporary(cluster: Cluster) -> None:
-    from kubernetes.client import ApiClient, Configuration
-
-    away = KubernetesActuator(
-        KubernetesActuatorSettings(), KubeClient(ApiClient(Configuration(host="http://127.0.0.1:1", retries=False)))
-    )
+    away = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(Transport("http://127.0.0.1:1")))
     with pytest.raises(Temporary, match="no answer to GET"):
         away.execute(on_node(ActionKind.CORDON, "n1"))
 
@@ -413,7 +410,7 @@ def test_equal_reads_of_one_look_are_one_request_until_it_writes(cluster: Cluste
     """What is read after a write, or by another look, is the world's word and not a remembered one."""
     if cluster.server is None:
         pytest.skip("needs to see what was asked")
-    kube, node = KubeClient(cluster.api), cluster.node()
+    kube, node = KubeClient(cluster.transport), cluster.node()
     path = f"/api/v1/nodes/{node}"
 
     def asked() -> int:
