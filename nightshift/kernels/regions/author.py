@@ -6,7 +6,7 @@ first (`BEGINNINGS`), and the surrogate goes on from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -80,6 +80,7 @@ class RegionFamily:
             made = Composer(self.graph, plan).composed(self.problem.name, case)
         except GraphError as error:
             raise GeneratorError(f"{self.name}: {error}") from error
+        made = replace(made, config=config)
         self.made[made.candidate.sha256] = made
         return made
 
@@ -108,6 +109,18 @@ def region_author(problem: Problem, forms: Inputs, device: str, seed: int = 0) -
     """The author as a search takes it. Raises GeneratorError where the operation has no graph."""
     family = RegionFamily(problem, forms, device)
     return Template(family, seed, Warm(beginnings(family)), spread=4)
+
+
+def contestants(author: Template, case: Case) -> list[Composition]:
+    """What an author begins with, each text once, without what only calls torch. Raises GeneratorError."""
+    family = author.family
+    assert isinstance(family, RegionFamily)
+    kept: dict[str, Composition] = {}
+    for config in author.warm.configs:
+        made = family.composed(case, config)
+        if made.candidate.kind != "library":
+            kept.setdefault(made.candidate.sha256, made)
+    return list(kept.values())
 
 
 def attempted(author: Template, case: Case) -> Composition:

@@ -23,6 +23,8 @@ from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Writt
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
 from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
 
+_SHAPES = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze"})
+"""Views of another shape and the same order of elements."""
 _SMALL = 4096
 """Elements of a tensor that the graph holds as a constant, at most."""
 
@@ -38,11 +40,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Composition:
-    """The candidate, how many kernels of its own it launches, and what torch makes: operator and why."""
+    """The candidate, how many kernels of its own it launches, and what torch makes: operator and why. config: what
+    it was composed by."""
 
     candidate: Candidate
     kernels: int
     calls: Mapping[str, str]
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -104,7 +108,7 @@ class Composer:
             return
         if _is_item(node) and node.args[0] in self.calls:
             return
-        if kind_of(node) == "view" and node not in self.outputs and self._is_free(node):
+        if kind_of(node) == "view" and self._is_free(node) and (node not in self.outputs or self._is_ours(node)):
             self.views |= {node, *self._chain(node)}
             return
         name = f"kernel{self.order[node]}"
@@ -144,6 +148,15 @@ class Composer:
         if source not in self.in_memory:
             return kind_of(source) == "view" and self._is_free(source)
         return True
+
+    def _is_ours(self, view: Node) -> bool:
+        """Whether an output is another shape of what is made here, in the same order: no copy of it is due."""
+        source: Any = view.args[0]
+        if name_of(view) not in _SHAPES or source in self.outputs:
+            return False
+        if kind_of(source) == "view" and source not in self.kernels:
+            return self._is_ours(source)
+        return source in self.calls or source in self.kernels
 
     def _chain(self, view: Node) -> Iterator[Node]:
         """The views between a view and what lies in memory."""
