@@ -18,7 +18,7 @@ import torch
 from nightshift.kernels.candidate import Candidate, Kind
 from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.problem import Case
-from nightshift.kernels.regions.graph import DEPTH_LAST, GraphError, depth_last
+from nightshift.kernels.regions.graph import LAID, STRIDES, GraphError, channels_last, depth_last, forwarded
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
 from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
@@ -31,11 +31,15 @@ _SMALL = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """schedule: of regions; product: of matrix products and convolutions, None where torch makes them all."""
+    """schedule: of regions; product: of matrix products and convolutions, None where torch makes them all.
+    channels_last: torch's convolutions have their channels last in memory; forward: transposed ones of stride 1 are
+    convolutions with turned weights."""
 
     schedule: Schedule
     product: ProductSchedule | None = None
     convolution: ProductSchedule | None = None
+    channels_last: bool = False
+    forward: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,27 @@ class Composer:
     def __post_init__(self) -> None:
         if self.plan.product is not None:
             self.module = depth_last(self.module)
+        if self.plan.forward:
+            self.module = forwarded(self.module)
+        if self.plan.channels_last and self._calls_only_convolutions():
+            self.module = channels_last(self.module)
         self.nodes = list(self.module.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]
         self.alive = _alive(self.outputs)
         for node in self.nodes:
-            if node.op in ("placeholder", "get_attr") or (DEPTH_LAST in node.meta and node in self.alive):
+            if node.op in ("placeholder", "get_attr") or (LAID in node.meta and node in self.alive):
                 self.in_memory[node] = None
             elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
                 self._call(node, "no kernel is written for it")
         for node in self.outputs:
             self.in_memory[node] = None
         self._settle()
+
+    def _calls_only_convolutions(self) -> bool:
+        """Other calls may pass on the layout that they are given, and no kernel here would know."""
+        torchs = [n for n in self.module.graph.nodes if n.op == "call_function" and self._is_torchs(n)]
+        return all(name_of(node) == "convolution" for node in torchs)
 
     def _is_torchs(self, node: Node) -> bool:
         return not kind_of(node) and not self._product_plan(node)
@@ -147,7 +160,7 @@ class Composer:
         assert isinstance(source, Node)
         if source not in self.in_memory:
             return kind_of(source) == "view" and self._is_free(source)
-        return True
+        return STRIDES not in source.meta or name_of(node) in ("permute", "transpose")
 
     def _is_ours(self, view: Node) -> bool:
         """Whether an output is another shape of what is made here, in the same order: no copy of it is due."""
@@ -156,7 +169,7 @@ class Composer:
             return False
         if kind_of(source) == "view" and source not in self.kernels:
             return self._is_ours(source)
-        return source in self.calls or source in self.kernels
+        return (source in self.calls or source in self.kernels) and STRIDES not in source.meta
 
     def _chain(self, view: Node) -> Iterator[Node]:
         """The views between a view and what lies in memory."""
@@ -240,7 +253,9 @@ class Composer:
         if target:
             return [f"{name} = {_text(node.args[0], names)}.reshape({shape_of(node)})"]
         values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
-        return [f"{name} = torch.ops.{node.target}({', '.join(values)})"]
+        form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
+        laid = f".contiguous(memory_format=torch.{form})" if STRIDES in node.meta else ""
+        return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
 
     def _constant(self, node: Node) -> str:
         value: Any = self.module
