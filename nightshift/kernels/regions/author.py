@@ -15,7 +15,7 @@ from nightshift.kernels.generate.base import Config, GeneratorError, Value
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template, Warm
 from nightshift.kernels.problem import Case, Inputs, Problem
-from nightshift.kernels.regions.composition import Composer, Composition, Plan
+from nightshift.kernels.regions.composition import Composer, Composition, GraphPlan
 from nightshift.kernels.regions.graph import GraphError, captured, is_forwarded
 from nightshift.kernels.regions.kernel import Schedule
 from nightshift.kernels.regions.product import ProductSchedule, writes_product
@@ -88,7 +88,7 @@ class RegionFamily:
         numbers = {key: int(config[key]) for key in ("block", "warps", "rows", "persistent")}
         product, convolution = (self._tiles(config, key) for key in ("product", "convolution"))
         turned = config["channels"] == "last" and convolution is None
-        plan = Plan(Schedule(**numbers), product, convolution, turned, config["convolution"] == "forward")
+        plan = GraphPlan(Schedule(**numbers), product, convolution, turned, config["convolution"] == "forward")
         try:
             made = Composer(self.graph, plan).composed(self.problem.name, case)
         except GraphError as error:

@@ -30,7 +30,7 @@ _SMALL = 4096
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphPlan:
     """schedule: of regions; product: of matrix products and convolutions, None where torch makes them all.
     channels_last: torch's convolutions have their channels last in memory; forward: transposed ones of stride 1 are
     convolutions with turned weights."""
@@ -58,7 +58,7 @@ class Composer:
     """One graph under one plan."""
 
     module: torch.fx.GraphModule
-    plan: Plan
+    plan: GraphPlan
     in_memory: dict[Node, None] = field(default_factory=dict)
     calls: dict[Node, str] = field(default_factory=dict)  # made by torch, and why
     views: set[Node] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Composer:
         if self.plan.forward:
             self.module = forwarded(self.module)
         if self.plan.channels_last and self._calls_only_convolutions():
-            self.module = channels_last(self.module)
+            self.module = channels_last(self.module, self._is_torchs)
         self.nodes = list(self.module.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]

@@ -176,17 +176,22 @@ STRIDES = "strides in memory"
 """Of a node whose tensor is not laid out row by row."""
 
 
-def channels_last(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same graph with every convolution of two or three dimensions on tensors of which channels lie last in
-    memory, as cuDNN's kernels for tensor cores take them: inputs and weights are written so by whoever makes them,
-    results are read so."""
+def channels_last(module: torch.fx.GraphModule, called: Callable[[Node], bool]) -> torch.fx.GraphModule:
+    """The same graph with every convolution of two or three dimensions that is called, and not written here, on
+    tensors of which channels lie last in memory, as cuDNN's kernels for tensor cores take them: inputs and weights
+    are written so by whoever makes them, results are read so."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     made = torch.fx.GraphModule(module, graph)
     (last,) = (node for node in made.graph.nodes if node.op == "output")
     for node in list(made.graph.nodes):
         shape = list(node.meta["val"].shape) if isinstance(node.meta.get("val"), torch.Tensor) else []
-        if str(node.target) != "aten.convolution.default" or len(shape) < 4 or min(shape[1:]) < 2:
+        if (
+            str(node.target) != "aten.convolution.default"
+            or len(shape) < 4
+            or min(shape[1:]) < 2
+            or not called(node)
+        ):
             continue
         source, weight = node.args[:2]
         with made.graph.inserting_before(node):

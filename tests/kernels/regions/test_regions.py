@@ -19,21 +19,22 @@ import torch.nn.functional as F
 
 from nightshift.kernels.problem import Case
 from nightshift.kernels.regions import graph
-from nightshift.kernels.regions.composition import Composer, Composition, Plan
+from nightshift.kernels.regions.composition import Composer, Composition, GraphPlan
 from nightshift.kernels.regions.graph import GraphError, captured
 from nightshift.kernels.regions.index import Coordinate, Digit, Uncut, grouped, linear, merged
 from nightshift.kernels.regions.kernel import Schedule, contiguous
 from nightshift.kernels.regions.lowering import kind_of, reads, shape_of
 from nightshift.kernels.regions.product import ProductSchedule
 
-HELD = Plan(Schedule(block=8192, persistent=8192))
-LOOPED = Plan(
+HELD = GraphPlan(Schedule(block=8192, persistent=8192))
+LOOPED = GraphPlan(
     Schedule(block=256, persistent=16),
     ProductSchedule(32, 32, 16, 4, 1, "ieee"),
     ProductSchedule(32, 32, 16, 4, 1, "ieee"),
 )
 
-WAYS = {"held": HELD, "looped": LOOPED}
+LAST = GraphPlan(Schedule(block=256, persistent=16), channels_last=True, forward=True)
+WAYS = {"held": HELD, "looped": LOOPED, "last": LAST}
 RUNNER = """
 import importlib.util, json, sys, torch
 found = {}
@@ -86,7 +87,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
 }  # fmt: skip
 
 
-def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: Plan) -> Composition:
+def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: GraphPlan) -> Composition:
     return Composer(captured(function, inputs), plan).composed("any", Case.of("float32", task=1))
 
 
