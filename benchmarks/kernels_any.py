@@ -42,7 +42,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -207,7 +207,7 @@ class Bench:
         tell({"attempted": False, "next_s": 2 * self.given.each})
         with self._watched():
             on_gpu = self.device == "cuda" or self.given.card
-            need = needed(checkout(self.given.checkout) / name) if on_gpu else Need(0, 0)
+            need = self._need(name) if on_gpu else Need(0, 0)
             author = self._prepared(name) if on_gpu else None
         row = self._turn(name, need, author)
         return self._turn(name, Need(), author) if _found_no_memory(row) else row
@@ -223,7 +223,7 @@ class Bench:
                     libraries = self._compiled(name, task) if self.judge is not None else {}
                 if self.judge is not None:
                     with self._share(need.judge, row):
-                        row |= self._judged(task, author, libraries)
+                        row |= self._judged(task, author, libraries, row)
                         self._for_the_harness(task, row, need.load)
         except _refusals() as error:
             row["why"] = str(error)[:600]
@@ -243,6 +243,18 @@ class Bench:
             tell({**_words(row), "next_s": self.given.each})
             yield
 
+    def _compile(self, problem: Any, forms: Any, made: Sequence[Any]) -> None:
+        with ThreadPoolExecutor(max(1, len(made))) as pool:
+            for one in made if self.judge is not None else ():
+                pool.submit(self.judge.compile_ahead, one.candidate, problem, forms)
+
+    def _need(self, name: str) -> Need:
+        """As the driver has counted it, where it has."""
+        known = Path(self.given.lock).with_name("needs.json")
+        if self.given.lock and known.exists():
+            return Need(*json.loads(known.read_text())[name])
+        return needed(checkout(self.given.checkout) / name)
+
     def _prepared(self, name: str) -> Any:
         """What needs no memory of a GPU: the graph, the first candidates and their kernels. None where a task
         cannot be loaded without memory; then it is done later."""
@@ -252,9 +264,7 @@ class Bench:
         with contextlib.suppress(Exception):
             task = load_task(checkout(self.given.checkout) / name, device="meta")
             author = region_author(task.problem, task.forms, self.device)
-            for made in contestants(author, task.problem.cases[0])[: self.given.trials]:
-                if self.judge is not None:
-                    self.judge.compile_ahead(made.candidate, task.problem, task.forms)
+            self._compile(task.problem, task.forms, contestants(author, task.problem.cases[0])[:1])
             return author
         return None
 
@@ -317,9 +327,10 @@ class Bench:
         torch.cuda.empty_cache()
         return {"inductor": made}
 
-    def _judged(self, task: Any, author: Any, libraries: dict[str, Any]) -> dict[str, Any]:
-        """A whole verdict of the first candidate. Where it is neither faster than every baseline nor at the
-        roofline, the others are ranked by quick races, and one that is faster than it gets a whole verdict too."""
+    def _judged(self, task: Any, author: Any, libraries: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        """A whole verdict of the first candidate, told at once. Where it is neither faster than every baseline nor
+        at the roofline, the others are ranked by quick races, and one that is faster than it gets a whole verdict
+        too. What is slower than eager is no answer: torch's own calls are."""
         from nightshift.kernels.judge.judge import Request
         from nightshift.kernels.judge.probes.inputs import INTERPRETER, QUICK_GPU
         from nightshift.kernels.judge.race.contest import Pace
@@ -332,16 +343,21 @@ class Bench:
         scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
         request = Request(scope, None if self.device == "cpu" else pace)
         first, *others = [*contestants(author, case), None][: max(1, self.given.trials)]
-        found: dict[str, Any] = {}
+        found, started = dict[str, Any](), time.time()
         if first is not None:
             found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
             found["_refused"] = first.candidate if found["status"] == "wrong" else None
             floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
+            tell({**_words(row), **_words(found), "next_s": self.given.each})
             others = [made for made in others if made is not None]
-            if others and self.device == "cuda" and not _is_enough(found, floor * 1e6):
+            quick = time.time() - started < self.given.each / 3
+            if others and quick and self.device == "cuda" and not _is_enough(found, floor * 1e6):
+                self._compile(problem, task.forms, others)
                 found = self._searched(found, problem, author, others, request)
-        if found.get("status") not in CORRECT:
-            found |= self._plain(problem, case, author, scope, found)
+        eager = found.get("speed", {}).get("eager", {"point": 1.0})
+        if found.get("status") not in CORRECT or eager["point"] < 1 / FASTER:
+            plain = self._plain(problem, case, author, scope, found)
+            found |= plain if plain["status"] in CORRECT or found.get("status") not in CORRECT else {}
         return found
 
     def _searched(
@@ -399,7 +415,7 @@ class Bench:
         made = author.family.composed(case, usual).candidate
         verdict = self.judge.verdict(made, problem, Request(scope, None))
         return {
-            "search": {k: before[k] for k in ("status", "reason", "detail") if k in before},
+            "search": {k: before[k] for k in ("status", "reason", "detail", "speed") if k in before},
             **self._verdict(verdict, made),
         }
 
@@ -608,10 +624,11 @@ def work_harness(given: argparse.Namespace) -> None:
         try:
             with room.of(need), torch.device("cuda:0"):  # inputs of many GiB are drawn where they are used
                 with quiet.shared():  # its kernels compile
-                    eval_kernel_against_ref(reference, new, num_correct_trials=1, **how)
-                with quiet.alone():
-                    told = eval_kernel_against_ref(reference, new, num_correct_trials=5, num_perf_trials=50,
-                                                   measure_performance=True, **how)  # fmt: skip
+                    told = eval_kernel_against_ref(reference, new, num_correct_trials=5, **how)
+                if told.correctness:
+                    with quiet.alone():
+                        told = eval_kernel_against_ref(reference, new, num_correct_trials=1, num_perf_trials=30,
+                                                       measure_performance=True, **how)  # fmt: skip
             torch.cuda.empty_cache()
             row = {"compiled": told.compiled, "correct": told.correctness, "ms": told.runtime,
                    "eager_ms": told.ref_runtime, "said": str(told.metadata)[:400]}  # fmt: skip
@@ -686,7 +703,7 @@ class Worker:
             ended = self.process.poll()
             self.end()
             why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
-            return {"attempted": False, **begun, "why": why, "broken": True}
+            return {"attempted": False, **begun, "why": why, **({} if "status" in begun else {"broken": True})}
         return row
 
     def _start(self) -> None:
@@ -760,14 +777,13 @@ def summary(tasks: Sequence[str], rows: dict[str, dict[str, Any]]) -> dict[str, 
     return told
 
 
-def small_first(names: Sequence[str], given: argparse.Namespace) -> list[str]:
-    """Tasks that need much memory last: one of them keeps a GPU to itself. Those of one class stay in order."""
+def small_first(names: Sequence[str], given: argparse.Namespace, known: Path) -> list[str]:
+    """Tasks that need much memory last: one of them keeps a GPU to itself. Those of one class stay in order.
+    `known`: a file for what each needs, which the workers read."""
     with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
-        needs = pool.map(needed, [checkout(given.checkout) / name for name in names])
-        place = {
-            name: sum(need.judge > gib << 30 for gib in _CLASSES) for name, need in zip(names, needs, strict=True)
-        }
-    return sorted(names, key=place.__getitem__)
+        needs = dict(zip(names, pool.map(needed, [checkout(given.checkout) / name for name in names]), strict=True))
+    known.write_text(json.dumps({name: (need.load, need.judge) for name, need in needs.items()}))
+    return sorted(names, key=lambda name: sum(needs[name].judge > gib << 30 for gib in _CLASSES))
 
 
 _CLASSES = (20, 40, 70)
@@ -780,8 +796,6 @@ def run(given: argparse.Namespace) -> None:
     rows = result["rows"]
     left = queue.SimpleQueue[str]()
     missing = [name for name in tasks if name not in rows or (given.again and rows[name].get("broken"))]
-    for name in missing if given.tiny or given.attempt else small_first(missing, given):
-        left.put(name)
     writing = threading.Lock()
     flags = [f"--{name}" for name in ("attempt", "high", "harness") if getattr(given, name)]
     command = [sys.executable, "-m", "benchmarks.kernels_any", str(given.checkout), "--trials", str(given.trials),
@@ -816,6 +830,10 @@ def run(given: argparse.Namespace) -> None:
             harness.end()
 
     with tempfile.TemporaryDirectory() as folder:
+        if not given.tiny and not given.attempt:
+            missing = small_first(missing, given, Path(folder) / "needs.json")
+        for name in missing:
+            left.put(name)
         threads = [threading.Thread(target=serve, args=(n, f"{folder}/quiet")) for n in range(given.workers)]
         for thread in threads:
             thread.start()

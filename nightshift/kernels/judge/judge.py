@@ -296,10 +296,9 @@ class Judge:
         key = (problem.name, case)
         with self.timing_lock:
             if key not in self._solo:
-                with self.quiet.alone():
-                    self._solo[key] = measure(
-                        problem, case, self.device, self._compiled, self.flush, self._clock, self._shelf
-                    )
+                self._solo[key] = measure(
+                    problem, case, self.device, self._compiled, self.flush, self._clock, self._shelf, self.quiet
+                )
             return self._solo[key]
 
     def solo_again(self, problem: Problem, case: Case) -> None:

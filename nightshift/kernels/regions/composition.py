@@ -18,8 +18,17 @@ import torch
 from nightshift.kernels.candidate import Candidate, Kind
 from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.problem import Case
-from nightshift.kernels.regions.graph import LAID, STRIDES, GraphError, channels_last, depth_last, forwarded
-from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, region_of
+from nightshift.kernels.regions.graph import (
+    LAID,
+    STRIDES,
+    GraphError,
+    channels_last,
+    copied,
+    deep_in_parts,
+    depth_last,
+    forwarded,
+)
+from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
 from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
 
@@ -65,8 +74,9 @@ class Composer:
     kernels: dict[Node, Written] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.module = copied(self.module)
         if self.plan.product is not None:
-            self.module = depth_last(self.module)
+            self.module = depth_last(deep_in_parts(self.module))
         if self.plan.forward:
             self.module = forwarded(self.module)
         if self.plan.channels_last and self._calls_only_convolutions():
@@ -123,6 +133,7 @@ class Composer:
             return
         if kind_of(node) == "view" and self._is_free(node) and (node not in self.outputs or self._is_ours(node)):
             self.views |= {node, *self._chain(node)}
+            self._note_strides(node)
             return
         name = f"kernel{self.order[node]}"
         while node not in self.kernels and node not in self.calls:
@@ -170,6 +181,20 @@ class Composer:
         if kind_of(source) == "view" and source not in self.kernels:
             return self._is_ours(source)
         return (source in self.calls or source in self.kernels) and STRIDES not in source.meta
+
+    def _note_strides(self, view: Node) -> None:
+        """How a view lies in memory, for kernels that read it: as torch makes it, without a copy."""
+        chain = [view, *self._chain(view)]
+        root: Any = chain[-1].args[0]
+        laid = torch.empty_strided(
+            shape_of(root), root.meta.get(STRIDES) or contiguous(shape_of(root)), device="meta"
+        )
+        for node in reversed(chain):
+            apart = name_of(node) in ("view", "_unsafe_view")
+            rest: Any = node.args[1:]
+            laid = laid.reshape(shape_of(node)) if apart else node.target(laid, *rest, **node.kwargs)  # type: ignore
+        if laid.stride() != contiguous(shape_of(view)):
+            view.meta[STRIDES] = tuple(laid.stride())
 
     def _chain(self, view: Node) -> Iterator[Node]:
         """The views between a view and what lies in memory."""
