@@ -128,11 +128,11 @@ class Host:
         self._leaves: list[torch.Tensor] = []
         self._calls = 0  # examined ones, of each with tensors of their own
 
-    def answer(self, order: Mapping[str, Any], given: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def answer(self, order: Mapping[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Carry out one order, with the blob that came with it; (body, blob) of the reply."""
         match order["op"]:
             case "load":
-                put_compiled(given)
+                put_compiled(blob)
                 self._load(order)
                 return {"ok": True, **self._left_behind("imported")}, b""
             case "rehearse":
