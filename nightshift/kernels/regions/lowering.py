@@ -102,9 +102,13 @@ def kind_of(node: Node) -> str:
         return "item" if isinstance(source, Node) and kind_of(source) == "reduction" else ""
     if not isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
         return ""
-    name = name_of(node)
-    if name == "convolution":
+    if name_of(node) == "convolution":
         return "pool" if is_depthwise(node) else ""
+    return _kind_of_small(node)
+
+
+def _kind_of_small(node: Node) -> str:
+    name = name_of(node)
     values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
     if any(v is not None and (v.dtype.is_complex or v.dtype is torch.float64) for v in values):
         return ""
