@@ -279,7 +279,8 @@ class Composer:
             return [f"{name} = {_text(node.args[0], names)}.reshape({shape_of(node)})"]
         values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
         form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
-        laid = f".contiguous(memory_format=torch.{form})" if STRIDES in node.meta else ""
+        turned = STRIDES in node.meta and name_of(node) == "convolution"
+        laid = f".contiguous(memory_format=torch.{form})" if turned else ""
         return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
 
     def _constant(self, node: Node) -> str:
