@@ -84,7 +84,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     drawn((2, 2, 21, 21)), "own_kernel"), "turned_left": (lambda a, b: torch.relu(a.t() @ b), drawn((33, 40), (33,
     20)), ""), "normed_convolution": (lambda x, w, b: F.group_norm(F.conv2d(x, w, b), 2) * 2,
     drawn((2, 6, 9, 8), (8, 6, 3, 2), (8,)), ""), "channels": (lambda x, w: torch.softmax(F.conv2d(x, w),
-    1).sum((2, 3)), drawn((2, 6, 9, 8), (12, 6, 3, 2)), ""), "pooled_convolution": (lambda x, w: F.max_pool3d(F.conv3d(x, w).relu(), 2).amax(1), drawn((2, 3, 8, 9,
+    1).sum((2, 3)), drawn((2, 6, 9, 8), (12, 6, 3, 2)), ""),
+    "pooled_convolution": (lambda x, w: F.max_pool3d(F.conv3d(x, w).relu(), 2).amax(1), drawn((2, 3, 8, 9,
     8), (8, 3, 3, 2, 3)), ""), "two_convolutions": (lambda x, w, v: F.conv2d(F.conv2d(x, w).relu(), v) + 1,
     drawn((2, 6, 9, 8), (8, 6, 3, 3), (4, 8, 1, 1)), ""), "flat": (lambda x, w: F.conv2d(x, w).reshape(2, 8, -1),
     drawn((2, 6, 9, 8), (8, 6, 3, 3)), ""), "rows_of_a_product": (lambda x, w: (x.reshape(-1, 16) @
