@@ -40,8 +40,11 @@ import threading
 import time
 import types
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +75,25 @@ WHOLE = 1 << 62
 """As much as there is."""
 
 
-def needed_bytes(path: Path) -> int:
-    """Of a GPU's memory, to load and judge a task at most: the slots of a race and their copies, and one call in
-    each of five processes or precisions. Counted on tensors without memory; all there is where that cannot be."""
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a GPU's memory, at most: to load a task and call it, and to judge a candidate of it."""
+
+    load: int = WHOLE
+    judge: int = WHOLE
+
+    def to_json(self) -> dict[str, Any]:
+        told = {"load": self.load, "judge": self.judge}
+        return {name: "all" if count == WHOLE else round(count / 2**30, 1) for name, count in told.items()}
+
+
+def needed(path: Path) -> Need:
+    """Counted on tensors without memory; all there is where that cannot be."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from nightshift.kernels.suites.kernelbench import _module, arguments_of
+    from nightshift.kernels.problem import as_outputs
+    from nightshift.kernels.suites.kernelbench import SAMPLED_ROWS, WHOLE_BYTES, _module, arguments_of
 
     class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes of the tensors that live at a time, and whether there are convolutions of three dimensions."""
@@ -107,14 +122,24 @@ def needed_bytes(path: Path) -> int:
             model = module.Model(*init, **named).eval()
             given, by_name = arguments_of(model, module.get_inputs())
             with Meter() as meter:  # type: ignore[no-untyped-call]
-                model(*given, **by_name)
+                outputs = as_outputs(model(*given, **by_name))
     except (Exception, SystemExit):  # noqa: BLE001  loading the task reports what its file raises
-        return WHOLE
+        return Need()
     held = [*given, *by_name.values(), *model.parameters(), *model.buffers()]
-    inputs = sum(x.nbytes for x in held if isinstance(x, torch.Tensor))
-    if meter.deep:  # cuDNN may take tens of GiB to work in
-        return WHOLE
-    return int((5 << 30) + 8 * inputs + 5 * meter.most)
+    taken = sum(x.nbytes for x in held if isinstance(x, torch.Tensor))
+    made, work = sum(x.nbytes for x in outputs), meter.most + (_DEEP_BYTES if meter.deep else _WORK_BYTES)
+    rows = min((len(x) if x.dim() else 0 for x in outputs), default=0)
+    sampled = 2 * (taken + made) > WHOLE_BYTES and rows >= 2 * SAMPLED_ROWS
+    # the float64 truth of a call, and what compares two outputs with it by parts
+    oracle = (1 << 30) if sampled else 2 * taken + 3 * work + 5 * made + (3 << 30)
+    beside = taken + max(3 * made, min(32 * made, 5 << 30)) + work
+    examined = 4 * taken + 3 * made + max(oracle, beside)
+    raced = 6 * taken + min(taken, 1 << 30) + 4 * made + max(oracle, 2 * work)
+    return Need(3 * taken + 2 * made + work + (1 << 30), max(examined, raced) + (1 << 30))
+
+
+_WORK_BYTES, _DEEP_BYTES = 1 << 30, 12 << 30
+"""What a library may take to work in; cuDNN's convolutions of three dimensions take more than others."""
 
 
 def _found_no_memory(row: dict[str, Any]) -> bool:
@@ -125,7 +150,7 @@ def _found_no_memory(row: dict[str, Any]) -> bool:
 class Room:
     """One GPU's memory, shared out among the workers as locks on files, which end with whoever holds them."""
 
-    PARTS = 16
+    PARTS = 64
 
     def __init__(self, given: argparse.Namespace) -> None:
         """given.card: bytes of a GPU that is none, for a trial of the locks on a CPU."""
@@ -141,17 +166,21 @@ class Room:
             return
         total = self.card or torch.cuda.get_device_properties(0).total_memory
         total -= (2 << 30) * self.workers  # contexts
-        count, held = min(self.PARTS, -(-wanted * self.PARTS // total)), list[Any]()
+        count = min(self.PARTS, -(-wanted * self.PARTS // total))
         with contextlib.ExitStack() as stack:
             places = [stack.enter_context((self.folder / f"part{n}").open("a")) for n in range(self.PARTS)]
-            with (self.folder / "turn").open("a") as turn:  # who wants much waits no longer than who wants little
-                fcntl.flock(turn, fcntl.LOCK_EX)
-                while len(held) < count:
-                    for place in places:
-                        if len(held) < count and place not in held and _locked(place):
-                            held.append(place)
-                    time.sleep(0.02)
+            while not self._taken(places, count):  # all at once or nothing: who waits is in nobody's way
+                time.sleep(0.05)
             yield
+
+    def _taken(self, places: Sequence[Any], count: int) -> bool:
+        assert self.folder is not None
+        with (self.folder / "turn").open("a") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            held = [place for place in places if _locked(place)]
+            for place in held[count if len(held) >= count else 0 :]:
+                fcntl.flock(place, fcntl.LOCK_UN)
+        return len(held) >= count
 
 
 def _locked(place: Any) -> bool:
@@ -175,21 +204,69 @@ class Bench:
 
     def task(self, name: str) -> dict[str, Any]:
         """The row of one task; where others left it no memory, of a second turn with the whole GPU."""
-        path = checkout(self.given.checkout) / name
+        tell({"attempted": False, "next_s": 2 * self.given.each})
         with self._watched():
-            need = needed_bytes(path) if self.device == "cuda" or self.given.card else 0
-        row = self._turn(name, need)
-        return self._turn(name, WHOLE) if _found_no_memory(row) else row
+            on_gpu = self.device == "cuda" or self.given.card
+            need = self._need(name) if on_gpu else Need(0, 0)
+            author = self._prepared(name) if on_gpu else None
+        row = self._turn(name, need, author)
+        return self._turn(name, Need(), author) if _found_no_memory(row) else row
 
-    def _turn(self, name: str, need: int) -> dict[str, Any]:
-        """All that a task needs of the GPU is taken once, before anything loads: its time begins then."""
-        row, started = dict[str, Any](attempted=False), time.time()
-        row["need_gib"] = "all" if need == WHOLE else round(need / 2**30, 1)
-        tell({**row, "next_s": _LONGEST_WAIT_S})
-        with self.room.of(need), self._watched():
-            row["waited_s"] = round(time.time() - started, 1)
-            tell({**row, "next_s": self.given.each})
-            return {**row, **self._row(name, need)}
+    def _turn(self, name: str, need: Need, author: Any) -> dict[str, Any]:
+        row: dict[str, Any] = {"attempted": False, "need_gib": need.to_json(), "waited_s": 0.0}
+        started = time.time()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                with self._share(need.load, row):
+                    task = self._loaded(name, Path(folder), row)
+                    author = self._written(task, author, row)
+                    libraries = self._compiled(name, task) if self.judge is not None else {}
+                if self.judge is not None:
+                    with self._share(need.judge, row):
+                        row |= self._judged(task, author, libraries, row)
+                        self._for_the_harness(task, row, need.load)
+        except _refusals() as error:
+            row["why"] = str(error)[:600]
+        except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
+            row["why"] = f"{type(error).__name__}: {error}"[:600]
+            row["broken"] = True
+        self._drop()
+        return {**row, "took_s": round(time.time() - started - row["waited_s"], 1)}
+
+    @contextlib.contextmanager
+    def _share(self, wanted: int, row: dict[str, Any]) -> Iterator[None]:
+        """A share of the GPU's memory. What is done with it has its time from then on."""
+        tell({**_words(row), "next_s": _LONGEST_WAIT_S})
+        started = time.time()
+        with self.room.of(wanted), self._watched():
+            row["waited_s"] = round(row["waited_s"] + time.time() - started, 1)
+            tell({**_words(row), "next_s": self.given.each})
+            yield
+
+    def _compile(self, problem: Any, forms: Any, made: Sequence[Any]) -> None:
+        with ThreadPoolExecutor(max(1, len(made))) as pool:
+            for one in made if self.judge is not None else ():
+                pool.submit(self.judge.compile_ahead, one.candidate, problem, forms)
+
+    def _need(self, name: str) -> Need:
+        """As the driver has counted it, where it has."""
+        known = Path(self.given.lock).with_name("needs.json")
+        if self.given.lock and known.exists():
+            return Need(*json.loads(known.read_text())[name])
+        return needed(checkout(self.given.checkout) / name)
+
+    def _prepared(self, name: str) -> Any:
+        """What needs no memory of a GPU: the graph, the first candidates and their kernels. None where a task
+        cannot be loaded without memory; then it is done later."""
+        from nightshift.kernels.regions.author import contestants, region_author
+        from nightshift.kernels.suites.kernelbench import load_task
+
+        with contextlib.suppress(Exception):
+            task = load_task(checkout(self.given.checkout) / name, device="meta")
+            author = region_author(task.problem, task.forms, self.device)
+            self._compile(task.problem, task.forms, contestants(author, task.problem.cases[0])[:1])
+            return author
+        return None
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -200,117 +277,124 @@ class Bench:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _row(self, name: str, need: int) -> dict[str, Any]:
-        from nightshift.kernels.generate.base import GeneratorError
-        from nightshift.kernels.problem import ProblemError
-        from nightshift.kernels.regions.author import attempted, region_author
-
-        started, row = time.time(), dict[str, Any]()
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                task, row["tiny"] = self._loaded(name, Path(folder))
-                row["load_s"] = round(time.time() - started, 2)
-                author = region_author(task.problem, task.forms, self.device)
-                made = attempted(author, task.problem.cases[0])
-                row |= {"attempted": True, "kind": made.candidate.kind, "kernels": made.kernels,
-                        "left_to_torch": dict(made.calls), "sampled_rows": task.problem.sampled_rows}  # fmt: skip
-                row["author_s"] = round(time.time() - started - row["load_s"], 2)
-                if self.given.attempt:
-                    row |= compiled(author, task)
-                if self.judge is not None:
-                    row |= self._judged(name, task, author)
-                    self._for_the_harness(task, row, need)
-        except (GeneratorError, ProblemError) as error:
-            row["why"] = str(error)[:600]
-        except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
-            row["why"] = f"{type(error).__name__}: {error}"[:600]
-            row["broken"] = True
-        self._drop()
-        return {**row, "took_s": round(time.time() - started, 1)}
-
-    def _loaded(self, name: str, folder: Path) -> tuple[Any, int]:
+    def _loaded(self, name: str, folder: Path, row: dict[str, Any]) -> Any:
         """The task; on a CPU at the smallest sizes at which its model still runs, and the bound of them."""
         from nightshift.kernels.problem import ProblemError
         from nightshift.kernels.suites.kernelbench import load_task
 
-        path, most = checkout(self.given.checkout) / name, self.given.tiny
+        path, most, started = checkout(self.given.checkout) / name, self.given.tiny, time.time()
         if self.given.attempt:
-            return load_task(path, device="meta"), 0
+            return load_task(path, device="meta")
         while most:
             target = folder / path.name
             target.write_text(shrunken(path.read_text(), most))
             try:
-                return load_task(target, device=self.device), most
+                row["tiny"] = most
+                return load_task(target, device=self.device)
             except ProblemError as error:
                 if "Model or its inputs fail" not in str(error) or most > LARGEST:
                     raise
             most *= 2
-        return load_task(path, device=self.device), 0
+        row["tiny"] = 0
+        made = load_task(path, device=self.device)
+        row["load_s"] = round(time.time() - started, 2)
+        return made
 
-    def _judged(self, name: str, task: Any, author: Any) -> dict[str, Any]:
+    def _written(self, task: Any, author: Any, row: dict[str, Any]) -> Any:
+        """The author of a loaded task, and what its first candidate is."""
+        from nightshift.kernels.regions.author import attempted, region_author
+
+        started = time.time()
+        author = author or region_author(task.problem, task.forms, self.device)
+        author.family.problem = task.problem
+        made = attempted(author, task.problem.cases[0])
+        row |= {"attempted": True, "kind": made.candidate.kind, "kernels": made.kernels,
+                "left_to_torch": dict(made.calls), "sampled_rows": task.problem.sampled_rows,
+                "author_s": round(time.time() - started, 2)}  # fmt: skip
+        return row.update(compiled(author, task)) or author if self.given.attempt else author
+
+    def _compiled(self, name: str, task: Any) -> dict[str, Any]:
+        """torch.compile's own, which compiles here and not while others wait. Levels 1 and 2: a network's takes a
+        minute, and the bars over it are of these."""
         import torch
 
-        from nightshift.kernels.generate.base import Task
+        if self.device != "cuda" or not self.given.compile or name.startswith("level3"):
+            return {}
+        problem = task.problem
+        made: Any = torch.compile(problem.reference, dynamic=False)
+        with contextlib.suppress(Exception), torch.no_grad():
+            made(*problem.inputs(problem.cases[0], "normal", 1, self.device))
+        torch.cuda.empty_cache()
+        return {"inductor": made}
+
+    def _judged(self, task: Any, author: Any, libraries: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        """A whole verdict of the first candidate, told at once. Where it is neither faster than every baseline nor
+        at the roofline, the others are ranked by quick races, and one that is faster than it gets a whole verdict
+        too. What is slower than eager is no answer: torch's own calls are."""
         from nightshift.kernels.judge.judge import Request
         from nightshift.kernels.judge.probes.inputs import INTERPRETER, QUICK_GPU
-        from nightshift.kernels.judge.race.contest import QUICK, Pace
+        from nightshift.kernels.judge.race.contest import Pace
+        from nightshift.kernels.regions.author import contestants
+
+        pace = Pace(15, 25, check_every=5)  # a check is an oracle in float64, while all others wait
+        problem = replace(task.problem, libraries=libraries)
+        author.family.problem = problem
+        case = problem.cases[0]
+        scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
+        request = Request(scope, None if self.device == "cpu" else pace)
+        first, *others = [*contestants(author, case), None][: max(1, self.given.trials)]
+        found, started = dict[str, Any](), time.time()
+        if first is not None:
+            found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
+            found["_refused"] = first.candidate if found["status"] == "wrong" else None
+            floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
+            tell({**_words(row), **_words(found), "next_s": self.given.each})
+            others = [made for made in others if made is not None]
+            quick = time.time() - started < self.given.each / 3
+            if others and quick and self.device == "cuda" and not _is_enough(found, floor * 1e6):
+                self._compile(problem, task.forms, others)
+                found = self._searched(found, problem, author, others, request)
+        eager = found.get("speed", {}).get("eager", {"point": 1.0})
+        if found.get("status") not in CORRECT or eager["point"] < 1 / FASTER:
+            plain = self._plain(problem, case, author, scope, found)
+            found |= plain if plain["status"] in CORRECT or found.get("status") not in CORRECT else {}
+        return found
+
+    def _searched(
+        self, found: dict[str, Any], problem: Any, author: Any, others: Sequence[Any], request: Any
+    ) -> dict[str, Any]:
+        """Of the other candidates, the best by quick races, where it is better than what was found."""
+        from nightshift.kernels.generate.base import Task
+        from nightshift.kernels.judge.race.contest import QUICK
         from nightshift.kernels.loop.executor import LocalExecutor
         from nightshift.kernels.loop.ledger import Ledger, Provenance
         from nightshift.kernels.loop.search import Ladder, Search, SearchBudget
 
-        pace = Pace(15, 25, check_every=5)  # a check is an oracle in float64, while all others wait
-        problem, case = task.problem, task.problem.cases[0]
-        scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
-        if self.device == "cuda" and self.given.compile and not name.startswith("level3"):
-            problem = replace(problem, libraries={"inductor": torch.compile(problem.reference, dynamic=False)})
-            with contextlib.suppress(Exception), torch.no_grad():  # it compiles here, and not while others wait
-                problem.libraries["inductor"](*problem.inputs(case, "normal", 1, self.device))
-        author.family.problem = problem
-        configs = author.warm.configs
-        first = next(
-            (c for c in configs if author.family.composed(case, c).candidate.kind != "library"), configs[0]
-        )
-        first = author.family.composed(case, first)
-        found: dict[str, Any] = {}
-        if first.candidate.kind != "library" and (self.given.trials == 1 or self.device == "cpu"):
-            request = Request(scope, None if self.device == "cpu" else pace)
-            found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
-            found["_refused"] = first.candidate if found["status"] == "wrong" else None
-        elif first.candidate.kind != "library":
-            ladder, trials = Ladder((QUICK,), scope, Request(scope, pace)), self.given.trials
-            budget = SearchBudget(trials, self.given.each / 2, trials, batch=trials)
-            provenance = Provenance("benchmark", self.judge.environment.gpu, "none")
-            with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "task") as ledger:
-                search = Search(
-                    Task(problem, case),
-                    (author,),
-                    LocalExecutor([self.judge], 2),
-                    ledger,
-                    provenance,
-                    budget,
-                    ladder,
-                )
-                begun = time.time()
-                result = search.run()
-                found["search_s"] = round(time.time() - begun, 1)
-                refused = [o.proposal.candidate for o in search.history if o.status == "wrong"]
-                found["_refused"] = refused[0] if refused else None
-                found["trials"] = [
-                    {
-                        "config": dict(o.proposal.config),
-                        "status": str(o.status),
-                        "reason": str(o.reason),
-                        "detail": o.detail[:300],
-                        "us": _us(o.seconds),
-                    }
-                    for o in search.history
-                ]
-            if result.verdict is not None:
-                best = result.winner.proposal.candidate if result.winner else first.candidate
-                found |= self._verdict(result.verdict, best)
-        if found.get("status") not in CORRECT:
-            found |= self._plain(problem, case, author, scope, found)
-        return found
+        author = replace(author, warm=replace(author.warm, configs=tuple(made.config for made in others)))
+        budget = SearchBudget(len(others), self.given.each / 2, len(others), batch=len(others))
+        provenance = Provenance("benchmark", self.judge.environment.gpu, "none")
+        ladder = Ladder((QUICK,), request.scope, request)
+        with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "task") as ledger:
+            search = Search(Task(problem, problem.cases[0]), (author,), LocalExecutor([self.judge], 1), ledger,
+                            provenance, budget, ladder)  # fmt: skip
+            begun = time.time()
+            stopped = search.explore()
+            self._drop_lanes()
+            known = min((x["us"] for x in found["speed"].values()), default=math.inf)
+            better = search.best is not None and search.best.seconds * 1e6 < 0.99 * known
+            result = search.conclude(stopped) if better or found["status"] not in CORRECT else None
+        refused = [o.proposal.candidate for o in search.history if o.status == "wrong"]
+        tried = {
+            "search_s": round(time.time() - begun, 1),
+            "trials": [{"config": dict(o.proposal.config), "status": str(o.status), "reason": str(o.reason),
+                        "detail": o.detail[:300], "us": _us(o.seconds)} for o in search.history],
+        }  # fmt: skip
+        kept = {"_refused": found["_refused"] or (refused[0] if refused else None)}
+        if result is None or result.verdict is None or result.winner is None:
+            return {**found, **tried, **kept}
+        won = self._verdict(result.verdict, result.winner.proposal.candidate)
+        best = won if won["status"] in CORRECT or found["status"] not in CORRECT else found
+        return {**best, **tried, **kept, "first": {k: found[k] for k in ("status", "reason", "detail")}}
 
     def _for_the_harness(self, task: Any, row: dict[str, Any], need: int) -> None:
         """What its process is sent: the task and each candidate that it is asked about, as files."""
@@ -331,7 +415,7 @@ class Bench:
         made = author.family.composed(case, usual).candidate
         verdict = self.judge.verdict(made, problem, Request(scope, None))
         return {
-            "search": {k: before[k] for k in ("status", "reason", "detail") if k in before},
+            "search": {k: before[k] for k in ("status", "reason", "detail", "speed") if k in before},
             **self._verdict(verdict, made),
         }
 
@@ -351,18 +435,46 @@ class Bench:
                 "detail": verdict.detail[:500], "kind": candidate.kind, "speed": speed, "left_out": left,
                 "errors": dict(verdict.errors), "judge_s": round(verdict.took_s, 1)}  # fmt: skip
 
+    def _drop_lanes(self) -> None:
+        """What a search's races stand on; a whole verdict needs the memory."""
+        self.judge.pool._kept.clear()
+        for key in list(self.judge._lanes):
+            self.judge._lanes.pop(key).process.close()
+
     def _drop(self) -> None:
         """A task's tensors and baselines, before the next one's."""
         import torch
 
         if self.judge is not None:
             self.judge._solo.clear()
-            self.judge.pool._kept.clear()
-            for key in list(self.judge._lanes):
-                self.judge._lanes.pop(key).process.close()
+            self.judge._ahead.clear()
+            self._drop_lanes()
         torch.compiler.reset()
         if self.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from nightshift.kernels.generate.base import GeneratorError
+    from nightshift.kernels.problem import ProblemError
+
+    return GeneratorError, ProblemError
+
+
+def _words(row: dict[str, Any]) -> dict[str, Any]:
+    """What of a row is no candidate."""
+    return {key: value for key, value in row.items() if not key.startswith("_")}
+
+
+_ROOF_SHARE = 0.85
+
+
+def _is_enough(found: dict[str, Any], floor_us: float) -> bool:
+    """Whether a candidate is certainly faster than each baseline, or as fast as its memory traffic allows."""
+    speed = found["speed"].values()
+    if found["status"] not in CORRECT or not speed:
+        return False
+    return bool(min(x["low"] for x in speed) > FASTER) or floor_us >= _ROOF_SHARE * min(x["us"] for x in speed)
 
 
 CAPABILITY = 90
@@ -422,7 +534,39 @@ def work(given: argparse.Namespace) -> None:
         bench = Bench(given, judge)
         tell({"environment": judge.environment.to_json() if judge else {}})
         for line in sys.stdin:
-            tell(bench.task(line.strip()))
+            with where() as seconds:
+                row = bench.task(line.strip())
+            tell({**row, "where_s": seconds()})
+
+
+@contextlib.contextmanager
+def where() -> Iterator[Any]:
+    """What the main thread is in, asked twenty times a second: the seconds of each function of the judge or of this
+    file, those it calls included. Those above 2 % of the whole."""
+    found, main, ended, started = Counter[str](), threading.get_ident(), threading.Event(), time.time()
+
+    def look() -> None:
+        while not ended.wait(0.05):
+            frame, names = sys._current_frames().get(main), set[str]()
+            while frame is not None:
+                place = Path(frame.f_code.co_filename)
+                if "nightshift" in place.parts or place.stem == "kernels_any":
+                    names.add(f"{place.stem}.{frame.f_code.co_name}")
+                frame = frame.f_back
+            found.update(names)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+
+    def told() -> dict[str, float]:
+        whole = time.time() - started
+        return {name: round(n / 20, 1) for name, n in found.most_common(60) if n / 20 > 0.02 * whole}
+
+    try:
+        yield told
+    finally:
+        ended.set()
+        thread.join()
 
 
 MARK, _LONGEST_WAIT_S = "@row ", 600.0
@@ -433,10 +577,18 @@ def tell(answer: dict[str, Any]) -> None:
     print(MARK + json.dumps(answer, default=str), flush=True)
 
 
-class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands for clients of language models, which KernelBench imports beside its harness, where there are none."""
+class Told:
+    """Stands for pydantic's BaseModel, of which the harness uses fields with defaults."""
 
-    NAMES = ("dotenv", "openai", "litellm", "tqdm", "requests", "pydra")
+    def __init__(self, **given: Any) -> None:
+        self.metadata: dict[str, Any] = {}
+        vars(self).update(given)
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands for what KernelBench imports beside its harness (clients of language models), where it is missing."""
+
+    NAMES = ("dotenv", "openai", "litellm", "tqdm", "requests", "pydra", "pydantic")
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         mine = name.partition(".")[0] in self.NAMES
@@ -445,6 +597,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         made = types.ModuleType(spec.name)
         made.__getattr__ = lambda name: lambda *_, **__: None  # type: ignore[method-assign]
+        made.BaseModel = Told  # type: ignore[attr-defined]
         return made
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -467,15 +620,15 @@ def work_harness(given: argparse.Namespace) -> None:
     for line in sys.stdin:
         reference, new, need = json.loads(line)
         tell({"next_s": _LONGEST_WAIT_S})
+        how = {"backend": "triton", "device": torch.device("cuda:0")}
         try:
-            with (
-                room.of(need),
-                quiet.alone(),
-                torch.device("cuda:0"),
-            ):  # inputs of many GiB are drawn where they are used
-                told = eval_kernel_against_ref(reference, new, num_correct_trials=5, num_perf_trials=50,
-                                               measure_performance=True, backend="triton",
-                                               device=torch.device("cuda:0"))  # fmt: skip
+            with room.of(need), torch.device("cuda:0"):  # inputs of many GiB are drawn where they are used
+                with quiet.shared():  # its kernels compile
+                    told = eval_kernel_against_ref(reference, new, num_correct_trials=5, **how)
+                if told.correctness:
+                    with quiet.alone():
+                        told = eval_kernel_against_ref(reference, new, num_correct_trials=1, num_perf_trials=30,
+                                                       measure_performance=True, **how)  # fmt: skip
             torch.cuda.empty_cache()
             row = {"compiled": told.compiled, "correct": told.correctness, "ms": told.runtime,
                    "eager_ms": told.ref_runtime, "said": str(told.metadata)[:400]}  # fmt: skip
@@ -550,7 +703,7 @@ class Worker:
             ended = self.process.poll()
             self.end()
             why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
-            return {"attempted": False, **begun, "why": why, "broken": True}
+            return {"attempted": False, **begun, "why": why, **({} if "status" in begun else {"broken": True})}
         return row
 
     def _start(self) -> None:
@@ -624,14 +777,25 @@ def summary(tasks: Sequence[str], rows: dict[str, dict[str, Any]]) -> dict[str, 
     return told
 
 
+def small_first(names: Sequence[str], given: argparse.Namespace, known: Path) -> list[str]:
+    """Tasks that need much memory last: one of them keeps a GPU to itself. Those of one class stay in order.
+    `known`: a file for what each needs, which the workers read."""
+    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
+        needs = dict(zip(names, pool.map(needed, [checkout(given.checkout) / name for name in names]), strict=True))
+    known.write_text(json.dumps({name: (need.load, need.judge) for name, need in needs.items()}))
+    return sorted(names, key=lambda name: sum(needs[name].judge > gib << 30 for gib in _CLASSES))
+
+
+_CLASSES = (20, 40, 70)
+"""GiB."""
+
+
 def run(given: argparse.Namespace) -> None:
     started, tasks = time.time(), names(given)
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
     rows = result["rows"]
     left = queue.SimpleQueue[str]()
-    for name in tasks:
-        if name not in rows or (given.again and rows[name].get("broken")):
-            left.put(name)
+    missing = [name for name in tasks if name not in rows or (given.again and rows[name].get("broken"))]
     writing = threading.Lock()
     flags = [f"--{name}" for name in ("attempt", "high", "harness") if getattr(given, name)]
     command = [sys.executable, "-m", "benchmarks.kernels_any", str(given.checkout), "--trials", str(given.trials),
@@ -666,6 +830,10 @@ def run(given: argparse.Namespace) -> None:
             harness.end()
 
     with tempfile.TemporaryDirectory() as folder:
+        if not given.tiny and not given.attempt:
+            missing = small_first(missing, given, Path(folder) / "needs.json")
+        for name in missing:
+            left.put(name)
         threads = [threading.Thread(target=serve, args=(n, f"{folder}/quiet")) for n in range(given.workers)]
         for thread in threads:
             thread.start()
@@ -711,7 +879,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=math.inf, help="begin no task after so many seconds")
     parser.add_argument("--each", type=float, default=120.0, help="seconds that one task may take")
     parser.add_argument("--workers", type=int, default=6, help="processes on the GPU at a time")
-    parser.add_argument("--trials", type=int, default=3, help="candidates of a task that are raced")
+    parser.add_argument("--trials", type=int, default=4, help="candidates of a task that are raced")
     parser.add_argument("--tiny", type=int, default=0, help="a dry run on a CPU: halve numbers to at most this")
     parser.add_argument("--attempt", action="store_true", help="write and compile candidates, judge none")
     parser.add_argument("--again", action="store_true", help="run tasks again that broke")

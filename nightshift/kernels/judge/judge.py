@@ -29,6 +29,7 @@ from nightshift.kernels.judge.host.vram import Vram, VramBudget
 from nightshift.kernels.judge.launch_plan import Plan
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.buffers import CudaLender
+from nightshift.kernels.judge.probes.runners import HostRunner
 from nightshift.kernels.judge.race.baselines import Shelf, Solo, measure, measure_again
 from nightshift.kernels.judge.race.gpu_access import Quiet
 from nightshift.kernels.judge.race.timing import Board
@@ -36,7 +37,7 @@ from nightshift.kernels.judge.race.track import Pool, Track
 from nightshift.kernels.judge.recorded_launches import plan
 from nightshift.kernels.judge.trial import JudgeTrial, Request
 from nightshift.kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict, readable
-from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problem import Case, Inputs, Problem
 
 __all__ = ["Judge", "Request", "Solo"]
 
@@ -99,6 +100,7 @@ class Judge:
         self.quiet = Quiet(quiet)
         self.arch = cuda.arch_of(self.environment.capability)
         self._spoiler = cuda.spoiler(self.arch) if device == "cuda" else b""
+        self._ahead: dict[str, bytes] = {}
         self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()
         if device == "cuda":  # as torch ships them, in every reference, baseline and candidate's process
@@ -217,6 +219,18 @@ class Judge:
                     self._faults.append((Reason.xid if "Xid" in told else Reason.device_lost, told))
             return self._faults[known] if len(self._faults) > known else None
 
+    def compile_ahead(self, candidate: Candidate, problem: Problem, forms: Inputs) -> None:
+        """Compile a Triton candidate's kernels for inputs of these forms, in a process that ends then and sees no
+        values. Its verdicts begin with them. What cannot be compiled so is compiled when it is called."""
+        if self.device != "cuda" or candidate.language != "triton" or candidate.sha256 in self._ahead:
+            return
+        with contextlib.suppress(Refusal, JudgeBroken), self.start("candidate") as process:
+            self._ahead[candidate.sha256] = HostRunner.load(process, candidate, problem).rehearsed(forms)
+
+    def compiled(self, candidate: Candidate) -> bytes:
+        """Its kernels, where they were compiled ahead."""
+        return self._ahead.get(candidate.sha256, b"")
+
     def record(self, candidate: Candidate, problem: Problem, case: Case) -> Plan:
         """The launch plan of one case, for profiling and for timing apart from a verdict. Raises Refusal."""
         trial = JudgeTrial(self, candidate, problem, Request(inputs.QUICK_GPU), self._entropy(16))
@@ -282,10 +296,9 @@ class Judge:
         key = (problem.name, case)
         with self.timing_lock:
             if key not in self._solo:
-                with self.quiet.alone():
-                    self._solo[key] = measure(
-                        problem, case, self.device, self._compiled, self.flush, self._clock, self._shelf
-                    )
+                self._solo[key] = measure(
+                    problem, case, self.device, self._compiled, self.flush, self._clock, self._shelf, self.quiet
+                )
             return self._solo[key]
 
     def solo_again(self, problem: Problem, case: Case) -> None:

@@ -8,12 +8,14 @@ then the cubins do the work, and the time of the replay is the kernel's, whateve
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -377,17 +379,21 @@ Resolve = Callable[[Pointer], int]
 
 
 def prepare(
-    plan: Plan, functions: Callable[[int, str, int], ctypes.c_void_p], resolve: Resolve
+    plan: Plan,
+    functions: Callable[[int, str, int], ctypes.c_void_p],
+    resolve: Resolve,
+    placed: Mapping[int, Placed] = MappingProxyType({}),
 ) -> list[Callable[[int], None]]:
-    """The plan as callables of a stream, with every pointer resolved to an address of this process."""
+    """The plan as callables of a stream, with every pointer resolved to an address of this process. placed: by step
+    the results that torch has made in memory of its own (`place_results`)."""
     actions: list[Callable[[int], None]] = []
-    for step in plan.steps:
+    for number, step in enumerate(plan.steps):
         if isinstance(step, Clear):
             address, size = resolve(step.pointer), step.size_bytes
             actions.append(partial(cuda.memset, address, size))
             continue
         if isinstance(step, Call):
-            actions.append(_library_call(step, resolve))
+            actions.append(_library_call(step, resolve, placed.get(number)))
             continue
         parameters = [_parameter(argument, resolve) for argument in step.arguments]
         function = functions(step.binary, step.name, step.shape.shared_bytes)
@@ -395,21 +401,40 @@ def prepare(
     return actions
 
 
-def _library_call(step: Call, resolve: Resolve) -> Callable[[int], None]:
-    """On torch's current stream, into the results themselves."""
+def _tensor(value: Any, resolve: Resolve) -> Any:
+    """What a call is given, with blocks as tensors."""
+    if isinstance(value, Block):
+        dtype = getattr(torch, value.dtype)
+        if not value.span_bytes:
+            return torch.empty(value.shape, dtype=dtype, device="cuda")
+        flat = flat_cuda(resolve(value.pointer), value.span_bytes)
+        return flat.view(dtype).as_strided(value.shape, value.strides)
+    return [_tensor(x, resolve) for x in value] if isinstance(value, list | tuple) else value
 
-    def tensor(value: Any) -> Any:
-        if isinstance(value, Block):
-            dtype = getattr(torch, value.dtype)
-            if not value.span_bytes:
-                return torch.empty(value.shape, dtype=dtype, device="cuda")
-            flat = flat_cuda(resolve(value.pointer), value.span_bytes)
-            return flat.view(dtype).as_strided(value.shape, value.strides)
-        return [tensor(x) for x in value] if isinstance(value, list | tuple) else value
 
-    given, named = [tensor(x) for x in step.arguments], {k: tensor(x) for k, x in step.named.items()}
-    results = [tensor(x) for x in step.results]
-    if step.name == "convolution" and given[2] is None and not given[6] and given[8] == 1:
+@dataclass
+class Placed:
+    """A result that torch has made in memory of its own, from a pool that nothing else is made in."""
+
+    pool: Any
+    made: torch.Tensor | None = None
+
+    def call(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The result anew: its memory is let go of right before, so that it is what the pool hands out."""
+        self.made = None
+        with torch.no_grad(), torch.cuda.use_mem_pool(self.pool) if self.pool else contextlib.nullcontext():
+            self.made = function()
+        return self.made
+
+
+def _library_call(step: Call, resolve: Resolve, placed: Placed | None = None) -> Callable[[int], None]:
+    """On torch's current stream, into the results themselves; `placed` is where torch has made one."""
+    given = [_tensor(x, resolve) for x in step.arguments]
+    named = {k: _tensor(x, resolve) for k, x in step.named.items()}
+    results = [_tensor(x, resolve) for x in step.results]
+    if placed is not None:
+        return partial(_again, partial(_operator(step), *given, **named), placed, results[0])
+    if step.name == "convolution" and not makes_anew(step):
         # the general operator writes elsewhere and copies: cuDNN's own, which it would choose, writes in place
         _, _, _, stride, padding, dilation = given[:6]
         rest = padding, stride, dilation, 1, False, False, torch.backends.cudnn.allow_tf32
@@ -420,6 +445,48 @@ def _library_call(step: Call, resolve: Resolve) -> Callable[[int], None]:
     if len(names) != len(results):
         raise PlanError(f"plan: {step.name} makes {len(names)} tensors, not {len(results)}")
     return partial(_ignoring_stream, function, *given, **named, **dict(zip(names, results, strict=True)))
+
+
+def _operator(step: Call) -> Callable[..., Any]:
+    made: Callable[..., Any] = getattr(getattr(torch.ops.aten, step.name), step.overload or "default")
+    return made
+
+
+def makes_anew(step: Step) -> bool:
+    """Whether torch can only make a call's result in memory of its own, and would copy it: eager does not copy."""
+    if not isinstance(step, Call) or step.name != "convolution":
+        return False
+    return step.arguments[2] is not None or bool(step.arguments[6]) or step.arguments[8] != 1
+
+
+def place_results(plan: Plan, resolve: Resolve, moved: Callable[[int, torch.Tensor], None]) -> dict[int, Placed]:
+    """By step the result of a call that torch only makes in memory of its own, made once. `moved` is told of it:
+    from then on it is the scratch buffer of that number. What is given to the calls means nothing yet."""
+    found: dict[int, Placed] = {}
+    for number, step in enumerate(plan.steps):
+        if not makes_anew(step):
+            continue
+        assert isinstance(step, Call)
+        block = step.results[0]
+        whole = block.pointer.room == "tmp" and block.span_bytes == plan.scratch_bytes[block.pointer.index]
+        if not whole or len(step.results) > 1:
+            continue
+        given = [_tensor(x, resolve) for x in step.arguments]
+        named = {k: _tensor(x, resolve) for k, x in step.named.items()}
+        placed = Placed(torch.cuda.MemPool() if torch.cuda.is_available() else None)
+        made = placed.call(partial(_operator(step), *given, **named))
+        if tuple(made.stride()) == block.strides:
+            found[number] = placed
+            moved(block.pointer.index, made)
+    return found
+
+
+def _again(function: Callable[[], torch.Tensor], placed: Placed, target: torch.Tensor, _: int) -> None:
+    """The call once more, into the place that it has. Elsewhere, where the pool handed out other memory, it is
+    copied there: the place is still the pool's."""
+    made = placed.call(function)
+    if made.data_ptr() != target.data_ptr():
+        target.copy_(made)
 
 
 def _ignoring_stream(function: Callable[..., Any], /, *given: Any, **named: Any) -> None:

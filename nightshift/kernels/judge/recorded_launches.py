@@ -75,6 +75,8 @@ def replay_some(trial: JudgeTrial, runner: HostRunner | PlanRunner) -> None:
     probes = [p for p in trial.probes() if p.stage == "sweep" and p.case.layout == "contiguous"]
     rng.shuffle(probes)
     by_dtype = {p.case.dtype: p.case for p in probes if all(p.case.sizes.values())}
+    if trial.racing and set(by_dtype.values()) <= set(trial.timed):
+        return  # before the race they are replayed with every distribution
     made = [(case, plan(trial, runner, case, trial.problem)) for case in by_dtype.values()]
     replay(trial, trial.problem, [(case, plan) for case, plan in made if plan is not None], whole=False)
     trial.stages.append("replay")

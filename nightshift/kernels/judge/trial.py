@@ -111,7 +111,7 @@ class JudgeTrial:
             for observation in static.read(self.candidate):
                 raise Refusal(observation.reason, str(observation), "static")
             self.stages.append("static")
-        racing = self.request.pace is not None and self.candidate.kind != "library"
+        racing = self.racing
         self.timed = tuple(case for case in self.request.cases or self.problem.cases if self._admits(case))
         for case in self.timed if racing else ():
             self.judge.solo(self.problem, case)
@@ -133,6 +133,10 @@ class JudgeTrial:
         self._time_training()
         self.stages.append("timing")
         return self._decide()
+
+    @property
+    def racing(self) -> bool:
+        return self.request.pace is not None and self.candidate.kind != "library"
 
     def _why_not_raced(self) -> str:
         if self.request.pace is None:
@@ -174,6 +178,7 @@ class JudgeTrial:
             stack.close()  # from here on no candidate code runs anywhere
         if not self.request.search:
             replay(self, problem, [(c, p) for c, p in zip(self.timed, plans, strict=True) if p], whole=True)
+            self.stages += ["replay"] * (any(plans) and "replay" not in self.stages)
         for case, made in zip(self.timed, plans, strict=True):
             self.comparisons += self._race(problem, runner, case, made, stack)
 
@@ -188,7 +193,8 @@ class JudgeTrial:
     def compile(self, stack: contextlib.ExitStack) -> HostRunner | PlanRunner:
         host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.calls_libraries))
         if self.candidate.language != "cuda":
-            return HostRunner.load(host, self.candidate, self.problem, seed=self._host_seed())
+            made = self.judge.compiled(self.candidate)
+            return HostRunner.load(host, self.candidate, self.problem, seed=self._host_seed(), compiled=made)
         if self.judge.device != "cuda":
             raise JudgeBroken("a CUDA C++ candidate needs a GPU to be judged on")
         order = {"op": "compile", "source": self.candidate.source, "arch": self.judge.arch}

@@ -6,7 +6,7 @@ first (`BEGINNINGS`), and the surrogate goes on from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -15,8 +15,8 @@ from nightshift.kernels.generate.base import Config, GeneratorError, Value
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template, Warm
 from nightshift.kernels.problem import Case, Inputs, Problem
-from nightshift.kernels.regions.composition import Composer, Composition, Plan
-from nightshift.kernels.regions.graph import GraphError, captured
+from nightshift.kernels.regions.composition import Composer, Composition, GraphPlan
+from nightshift.kernels.regions.graph import GraphError, captured, is_forwarded
 from nightshift.kernels.regions.kernel import Schedule
 from nightshift.kernels.regions.product import ProductSchedule, writes_product
 
@@ -56,6 +56,16 @@ class RegionFamily:
         turned = ["convolution" in str(n.target) for n in found]
         return not all(turned), any(turned)
 
+    @cached_property
+    def convolutions(self) -> list[torch.fx.Node]:
+        """Written here or not."""
+        return [node for node in self.graph.graph.nodes if str(node.target) == "aten.convolution.default"]
+
+    @property
+    def turns(self) -> bool:
+        """Whether there is a transposed convolution that another can stand for."""
+        return any(map(is_forwarded, self.convolutions))
+
     def space(self, problem: str, case: Case) -> Space:
         product, convolution = self.products
         tiles = tuple(TILES)
@@ -65,8 +75,9 @@ class RegionFamily:
             rows=(0, 1, 16, 64),
             persistent=(2048, 8192, 16384),
             product=("torch", *tiles) if product else ("torch",),
-            convolution=("torch", *tiles) if convolution else ("torch",),
+            convolution=("torch", *["forward"] * self.turns, *(tiles if convolution else ())),
             precision=("tf32x3", "tf32", "ieee") if product or convolution else ("tf32x3",),
+            channels=("first", "last") if self.convolutions else ("first",),
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
@@ -75,11 +86,14 @@ class RegionFamily:
     def composed(self, case: Case, config: Config) -> Composition:
         """The candidate of one configuration. Raises GeneratorError that names the operator that cannot be cut."""
         numbers = {key: int(config[key]) for key in ("block", "warps", "rows", "persistent")}
-        plan = Plan(Schedule(**numbers), *(self._tiles(config, key) for key in ("product", "convolution")))
+        product, convolution = (self._tiles(config, key) for key in ("product", "convolution"))
+        turned = config["channels"] == "last" and convolution is None
+        plan = GraphPlan(Schedule(**numbers), product, convolution, turned, config["convolution"] == "forward")
         try:
             made = Composer(self.graph, plan).composed(self.problem.name, case)
         except GraphError as error:
             raise GeneratorError(f"{self.name}: {error}") from error
+        made = replace(made, config=config)
         self.made[made.candidate.sha256] = made
         return made
 
@@ -90,14 +104,16 @@ class RegionFamily:
 
 def beginnings(family: RegionFamily) -> tuple[Config, ...]:
     """What usually wins, the best first: kernels of one's own between torch's calls, then products of one's own."""
-    product, convolution = family.products
+    product, _ = family.products
     exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"  # as precise as eager's own products
     usual: dict[str, Value] = {"block": 2048, "warps": 4, "rows": 0, "persistent": 8192, "precision": exact}
-    usual |= {"product": "torch", "convolution": "torch"}
+    usual |= {"product": "torch", "convolution": "torch", "channels": "first"}
     owned: dict[str, Value] = {**usual, **({"product": "128x128x32"} if product else {})}
     found: list[Config] = [owned, usual]
-    if convolution:
-        found += [{**owned, "convolution": "128x64x32", "precision": "tf32"}]
+    if family.convolutions:
+        last = {**owned, "channels": "last"}
+        forward = [{**one, "convolution": "forward"} for one in (last, owned) if family.turns]
+        found = [owned, last, *forward, usual]
     found += [{**usual, "block": 4096, "warps": 8, "persistent": 16384}, {**usual, "block": 1024}]
     if product:
         found += [{**owned, "product": tile} for tile in ("128x64x32", "64x64x32", "128x256x32")]
@@ -108,6 +124,18 @@ def region_author(problem: Problem, forms: Inputs, device: str, seed: int = 0) -
     """The author as a search takes it. Raises GeneratorError where the operation has no graph."""
     family = RegionFamily(problem, forms, device)
     return Template(family, seed, Warm(beginnings(family)), spread=4)
+
+
+def contestants(author: Template, case: Case) -> list[Composition]:
+    """What an author begins with, each text once, without what only calls torch. Raises GeneratorError."""
+    family = author.family
+    assert isinstance(family, RegionFamily)
+    kept: dict[str, Composition] = {}
+    for config in author.warm.configs:
+        made = family.composed(case, config)
+        if made.candidate.kind != "library":
+            kept.setdefault(made.candidate.sha256, made)
+    return list(kept.values())
 
 
 def attempted(author: Template, case: Case) -> Composition:

@@ -18,31 +18,48 @@ import torch
 from nightshift.kernels.candidate import Candidate, Kind
 from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.problem import Case
-from nightshift.kernels.regions.graph import DEPTH_LAST, GraphError, depth_last
-from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, region_of
+from nightshift.kernels.regions.graph import (
+    LAID,
+    STRIDES,
+    GraphError,
+    channels_last,
+    copied,
+    deep_in_parts,
+    depth_last,
+    forwarded,
+)
+from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
 from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
 
+_SHAPES = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze"})
+"""Views of another shape and the same order of elements."""
 _SMALL = 4096
 """Elements of a tensor that the graph holds as a constant, at most."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """schedule: of regions; product: of matrix products and convolutions, None where torch makes them all."""
+class GraphPlan:
+    """schedule: of regions; product: of matrix products and convolutions, None where torch makes them all.
+    channels_last: torch's convolutions have their channels last in memory; forward: transposed ones of stride 1 are
+    convolutions with turned weights."""
 
     schedule: Schedule
     product: ProductSchedule | None = None
     convolution: ProductSchedule | None = None
+    channels_last: bool = False
+    forward: bool = False
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The candidate, how many kernels of its own it launches, and what torch makes: operator and why."""
+    """The candidate, how many kernels of its own it launches, and what torch makes: operator and why. config: what
+    it was composed by."""
 
     candidate: Candidate
     kernels: int
     calls: Mapping[str, str]
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -50,27 +67,37 @@ class Composer:
     """One graph under one plan."""
 
     module: torch.fx.GraphModule
-    plan: Plan
+    plan: GraphPlan
     in_memory: dict[Node, None] = field(default_factory=dict)
     calls: dict[Node, str] = field(default_factory=dict)  # made by torch, and why
     views: set[Node] = field(default_factory=set)
     kernels: dict[Node, Written] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.module = copied(self.module)
         if self.plan.product is not None:
-            self.module = depth_last(self.module)
+            self.module = depth_last(deep_in_parts(self.module))
+        if self.plan.forward:
+            self.module = forwarded(self.module)
+        if self.plan.channels_last and self._calls_only_convolutions():
+            self.module = channels_last(self.module, self._is_torchs)
         self.nodes = list(self.module.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]
         self.alive = _alive(self.outputs)
         for node in self.nodes:
-            if node.op in ("placeholder", "get_attr") or (DEPTH_LAST in node.meta and node in self.alive):
+            if node.op in ("placeholder", "get_attr") or (LAID in node.meta and node in self.alive):
                 self.in_memory[node] = None
             elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
                 self._call(node, "no kernel is written for it")
         for node in self.outputs:
             self.in_memory[node] = None
         self._settle()
+
+    def _calls_only_convolutions(self) -> bool:
+        """Other calls may pass on the layout that they are given, and no kernel here would know."""
+        torchs = [n for n in self.module.graph.nodes if n.op == "call_function" and self._is_torchs(n)]
+        return all(name_of(node) == "convolution" for node in torchs)
 
     def _is_torchs(self, node: Node) -> bool:
         return not kind_of(node) and not self._product_plan(node)
@@ -104,8 +131,9 @@ class Composer:
             return
         if _is_item(node) and node.args[0] in self.calls:
             return
-        if kind_of(node) == "view" and node not in self.outputs and self._is_free(node):
+        if kind_of(node) == "view" and self._is_free(node) and (node not in self.outputs or self._is_ours(node)):
             self.views |= {node, *self._chain(node)}
+            self._note_strides(node)
             return
         name = f"kernel{self.order[node]}"
         while node not in self.kernels and node not in self.calls:
@@ -143,7 +171,30 @@ class Composer:
         assert isinstance(source, Node)
         if source not in self.in_memory:
             return kind_of(source) == "view" and self._is_free(source)
-        return True
+        return STRIDES not in source.meta or name_of(node) in ("permute", "transpose")
+
+    def _is_ours(self, view: Node) -> bool:
+        """Whether an output is another shape of what is made here, in the same order: no copy of it is due."""
+        source: Any = view.args[0]
+        if name_of(view) not in _SHAPES or source in self.outputs:
+            return False
+        if kind_of(source) == "view" and source not in self.kernels:
+            return self._is_ours(source)
+        return (source in self.calls or source in self.kernels) and STRIDES not in source.meta
+
+    def _note_strides(self, view: Node) -> None:
+        """How a view lies in memory, for kernels that read it: as torch makes it, without a copy."""
+        chain = [view, *self._chain(view)]
+        root: Any = chain[-1].args[0]
+        laid = torch.empty_strided(
+            shape_of(root), root.meta.get(STRIDES) or contiguous(shape_of(root)), device="meta"
+        )
+        for node in reversed(chain):
+            apart = name_of(node) in ("view", "_unsafe_view")
+            rest: Any = node.args[1:]
+            laid = laid.reshape(shape_of(node)) if apart else node.target(laid, *rest, **node.kwargs)  # type: ignore
+        if laid.stride() != contiguous(shape_of(view)):
+            view.meta[STRIDES] = tuple(laid.stride())
 
     def _chain(self, view: Node) -> Iterator[Node]:
         """The views between a view and what lies in memory."""
@@ -227,7 +278,10 @@ class Composer:
         if target:
             return [f"{name} = {_text(node.args[0], names)}.reshape({shape_of(node)})"]
         values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
-        return [f"{name} = torch.ops.{node.target}({', '.join(values)})"]
+        form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
+        turned = STRIDES in node.meta and name_of(node) == "convolution"
+        laid = f".contiguous(memory_format=torch.{form})" if turned else ""
+        return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
 
     def _constant(self, node: Node) -> str:
         value: Any = self.module

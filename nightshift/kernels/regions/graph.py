@@ -124,7 +124,14 @@ def _without_bias(graph: torch.fx.Graph, node: Node) -> None:
     node.args = (*node.args[:2], None, *node.args[3:])
 
 
-DEPTH_LAST = "laid out for a product"
+def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph with nodes of its own: what one plan notes of them, another does not see."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
+
+
+LAID = "laid out for a call or a product"
 WIDE = 512
 """A product's sizes from which on a copy of an operand costs little beside it."""
 
@@ -132,9 +139,7 @@ WIDE = 512
 def depth_last(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same graph in which what a large product sums over lies last in the memory of both operands: Hopper's
     tensor cores take TF32 in no other order. An operand that lies otherwise is copied once."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    made = torch.fx.GraphModule(module, graph)
+    made = copied(module)
     for node in list(made.graph.nodes):
         if str(node.target) not in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default"):
             continue
@@ -147,6 +152,32 @@ def depth_last(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 node.replace_input_with(right, _laid(made.graph, right, turned=True))
             if _lies_turned(left) and left is not right:
                 node.replace_input_with(left, _laid(made.graph, left, turned=False))
+    return made
+
+
+DEEP, TILE, BUSY = 1 << 13, 128, 264
+"""A product that sums over so many, and has fewer tiles than keep a GPU busy, is summed in parts."""
+
+
+def deep_in_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph in which a product of few results and a long sum is a batch of shorter ones and their sum: all
+    of a GPU works on it, and a sum of sums errs less."""
+    made = copied(module)
+    for node in list(made.graph.nodes):
+        if str(node.target) != "aten.mm.default":
+            continue
+        (left, right), (rows, columns) = node.args, node.meta["val"].shape
+        depth, tiles = left.meta["val"].shape[1], -(-rows // TILE) * -(-columns // TILE)
+        parts = next((n for n in (256, 128, 64, 32, 16, 8) if depth % n == 0 and n * tiles <= 2 * BUSY), 1)
+        if depth < DEEP or tiles >= BUSY // 2 or parts == 1 or depth // parts < 256:
+            continue
+        with made.graph.inserting_before(node):
+            a = _call(made.graph, aten.view.default, left, [rows, parts, depth // parts])
+            a = _call(made.graph, aten.permute.default, a, [1, 0, 2])
+            b = _call(made.graph, aten.view.default, right, [parts, depth // parts, columns])
+            batch = _call(made.graph, aten.bmm.default, a, b)
+            node.replace_all_uses_with(_call(made.graph, aten.sum.dim_IntList, batch, [0], False))
+    made.graph.eliminate_dead_code()
     return made
 
 
@@ -168,8 +199,80 @@ def _laid(graph: torch.fx.Graph, node: Node, turned: bool) -> Node:
     source = _call(graph, aten.permute.default, node, order) if turned else node
     copied = _call(graph, aten.clone.default, source)
     copied.meta["val"] = torch.empty(source.meta["val"].shape, dtype=source.meta["val"].dtype, device="meta")
-    copied.meta[DEPTH_LAST] = True
+    copied.meta[LAID] = True
     return _call(graph, aten.permute.default, copied, order) if turned else copied
+
+
+STRIDES = "strides in memory"
+"""Of a node whose tensor is not laid out row by row."""
+
+
+def channels_last(module: torch.fx.GraphModule, called: Callable[[Node], bool]) -> torch.fx.GraphModule:
+    """The same graph with every convolution of two or three dimensions that is called, and not written here, on
+    tensors of which channels lie last in memory, as cuDNN's kernels for tensor cores take them: inputs and weights
+    are written so by whoever makes them, results are read so."""
+    made = copied(module)
+    (last,) = (node for node in made.graph.nodes if node.op == "output")
+    for node in list(made.graph.nodes):
+        shape = list(node.meta["val"].shape) if isinstance(node.meta.get("val"), torch.Tensor) else []
+        if (
+            str(node.target) != "aten.convolution.default"
+            or len(shape) < 4
+            or min(shape[1:]) < 2
+            or not called(node)
+        ):
+            continue
+        source, weight = node.args[:2]
+        with made.graph.inserting_before(node):
+            if STRIDES not in source.meta:
+                source = _channels_last(made.graph, source)
+            node.args = (source, _channels_last(made.graph, weight), *node.args[2:])
+        steps = [1]
+        for size in (shape[1], *reversed(shape[3:])):
+            steps.append(steps[-1] * size)
+        node.meta[STRIDES] = (math.prod(shape[1:]), 1, *reversed(steps[1:]))
+        with made.graph.inserting_after(node):
+            whole = _call(made.graph, aten.clone.default, node)
+        last.replace_input_with(node, whole)
+    made.graph.eliminate_dead_code()
+    return made
+
+
+def forwarded(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph in which a transposed convolution of stride 1 is a convolution with its weights turned round:
+    libraries have more kernels for that, and write its result in place."""
+    made = copied(module)
+    for node in list(made.graph.nodes):
+        if str(node.target) != "aten.convolution.default" or not is_forwarded(node):
+            continue
+        source, weight, bias, stride, padding, dilation, *_ = node.args
+        shape = list(weight.meta["val"].shape)
+        with made.graph.inserting_before(node):
+            turned = _call(made.graph, aten.flip.default, weight, list(range(2, len(shape))))
+            turned = _call(made.graph, aten.permute.default, turned, [1, 0, *range(2, len(shape))])
+            laid = _call(made.graph, aten.clone.default, turned)
+        laid.meta["val"] = torch.empty(turned.meta["val"].shape, dtype=turned.meta["val"].dtype, device="meta")
+        laid.meta[LAID] = True
+        around = [d * (k - 1) - p for d, k, p in zip(dilation, shape[2:], padding, strict=True)]
+        node.args = (source, laid, bias, stride, around, dilation, False, [0] * len(around), 1)
+    return made
+
+
+def is_forwarded(node: Node) -> bool:
+    """Whether a convolution is a transposed one that another can stand for."""
+    _, weight, _, stride, padding, dilation, transposed, beyond, groups = node.args
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.meta["val"].shape[2:], strict=True)]  # type: ignore
+    whole = set(stride) == {1} and not any(beyond) and all(map(int.__ge__, reach, padding))  # type: ignore
+    return bool(transposed and groups == 1 and whole)
+
+
+def _channels_last(graph: torch.fx.Graph, node: Node) -> Node:
+    rank = node.meta["val"].dim()
+    turned = _call(graph, aten.permute.default, node, [0, *range(2, rank), 1])
+    copied = _call(graph, aten.clone.default, turned)
+    copied.meta["val"] = torch.empty(turned.meta["val"].shape, dtype=turned.meta["val"].dtype, device="meta")
+    copied.meta[LAID] = True
+    return _call(graph, aten.permute.default, copied, [0, rank - 1, *range(1, rank - 1)])
 
 
 MANY = 64

@@ -8,12 +8,14 @@ different splits of one tensor into x and r is no region: `Cut` names the node t
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from nightshift.kernels.regions.graph import LAID, STRIDES
 from nightshift.kernels.regions.index import (
     ZERO,
     Coordinate,
@@ -48,6 +50,8 @@ TRITON = {
     torch.bool: "tl.int1",
 }  # fmt: skip
 _MANY_ELEMENTS = (1 << 31) - (1 << 20)
+_PROGRAMS = 1024
+"""Of a kernel, if its work can be shared among so many."""
 _WINDOW = 16
 """Elements of a window whose source is computed at each of them, and not written to memory first."""
 
@@ -112,7 +116,6 @@ class Body:
     indent: str = "    "
     loads: dict[Node, str] = field(default_factory=dict)
     given: dict[tuple[Node, Place], str] = field(default_factory=dict)
-    strides: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
     _known: dict[tuple[Node, Place, tuple[Bound, ...]], str] = field(default_factory=dict)
     _count: int = 0
 
@@ -172,7 +175,7 @@ class Body:
 
     def _load(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
         pointer = self.loads.setdefault(node, f"p{len(self.loads)}")
-        strides = self.strides.get(node) or contiguous(shape_of(node))
+        strides = node.meta.get(STRIDES) or contiguous(shape_of(node))
         used = {d.variable for c in element for d in c.digits}
         mask = " & ".join(part for part in (self.mask_of(used), self.condition(bounds)) if part)
         text = f"tl.load({pointer} + ({linear(element, strides, self.sizes)})"
@@ -340,11 +343,41 @@ def _below(
         yield from _below(read.node, read.element, resident, seen)
 
 
-def _source_place(reduction: Node, element: Place, length: int) -> Place:
+def memory_order(node: Node, resident: Collection[Node]) -> list[int]:
+    """A node's dimensions from the slowest to the fastest in the memory of what it is made of; as they are where
+    all of that is laid out row by row, and the node is no copy that is laid out otherwise."""
+    shape = shape_of(node)
+    names = [f"d{i}" for i in range(len(shape))]
+    start: Place = tuple(Coordinate(merged([Digit(v, 1, n)])) for v, n in zip(names, shape, strict=True))
+    left, seen = [(node, start)], {node}
+    while left:
+        at, element = left.pop()
+        copied = LAID in node.meta and math.prod(shape_of(at)) == math.prod(shape)
+        if at in resident and (STRIDES in at.meta or copied):
+            steps = dict.fromkeys(names, 0)
+            strides = at.meta.get(STRIDES) or contiguous(shape_of(at))
+            for coordinate, stride in zip(element, strides, strict=True):
+                weight = abs(coordinate.step) * stride
+                for digit in reversed(coordinate.digits):
+                    steps[digit.variable] = weight if digit.divisor == 1 else steps[digit.variable]
+                    weight *= digit.size
+            # what it does not depend on, and dimensions of one element, count as the slowest
+            return sorted(range(len(shape)), key=lambda i: -(steps[names[i]] or math.inf))
+        if at in resident or kind_of(at) in ("reduction", "item", "scan", ""):
+            continue
+        with contextlib.suppress(Uncut):
+            reads_ = reads(at, element)
+            left += [(r.node, r.element) for r in reads_ if r.node not in seen]
+            seen |= {r.node for r in reads_}
+    return list(range(len(shape)))
+
+
+def _source_place(reduction: Node, element: Place, length: int, resident: Collection[Node]) -> Place:
     """Where a reduction reads, at its result's place and `r`. Raises Cut where it reduces another number."""
     source = reduction.args[0]
     assert isinstance(source, Node)
-    shape, axes = shape_of(source), axes_of(reduction)
+    shape, reduced_axes = shape_of(source), axes_of(reduction)
+    axes = [axis for axis in memory_order(source, resident) if axis in reduced_axes]
     if math.prod(shape[a] for a in axes) != length:
         raise Cut(reduction, "reduces another number of elements than its neighbours")
     try:
@@ -365,11 +398,11 @@ def region_of(target: Node, resident: Collection[Node]) -> Region:
     first = (
         list(_below(target, element, resident, set())) if kind != "scan" else [(target, _scanned(target, element))]
     )
+    order = memory_order(target, resident) if kind != "scan" else list(range(len(shape)))
     if not first:
-        flat = grouped([Digit("x", 1, math.prod(shape))], shape)
-        return Region(target, flat, {"x": math.prod(shape)}, ())
+        return _turned(target, shape, order)
     reduction, at = first[0]
-    sizes = dict(zip(names, shape, strict=True))
+    sizes = {names[i]: shape[i] for i in order}
     pieces, x, r = _split([d for c in at for d in c.digits], sizes, reduction)
     source = reduction.args[0]
     assert isinstance(source, Node)
@@ -388,6 +421,18 @@ def region_of(target: Node, resident: Collection[Node]) -> Region:
     if kind != "scan":
         _nested(target, placed, resident, r, found)
     return Region(target, placed, {"x": x, "r": r}, tuple(found))
+
+
+def _turned(target: Node, shape: Sequence[int], order: Sequence[int]) -> Region:
+    """A target without reductions: element by element, or in tiles where what it reads lies in another order."""
+    inner, last = order[-1] if order else 0, max((i for i, n in enumerate(shape) if n > 1), default=0)
+    if inner == last or not shape or shape[inner] == 1:
+        return Region(target, grouped([Digit("x", 1, math.prod(shape))], shape), {"x": math.prod(shape)}, ())
+    count, others = shape[inner], [1 if i == inner else n for i, n in enumerate(shape)]
+    rest = grouped([Digit("x", 1, math.prod(others))], others)
+    along = Coordinate((Digit("r", 1, count),))
+    place = tuple(along if i == inner else c for i, c in enumerate(rest))
+    return Region(target, place, {"x": math.prod(others), "r": count}, ())
 
 
 def _scanned(target: Node, element: Place) -> Place:
@@ -433,7 +478,7 @@ def _nested(
             continue
         source = reduction.args[0]
         assert isinstance(source, Node)
-        _nested(source, _source_place(reduction, at, length), resident, length, found)
+        _nested(source, _source_place(reduction, at, length, resident), resident, length, found)
         found[reduction, at] = None
 
 
@@ -457,8 +502,8 @@ class RegionWriter:
         source = reduction.args[0]
         assert isinstance(source, Node)
         shape = shape_of(source)
-        last = max((i for i, n in enumerate(shape) if n > 1), default=0)
-        return last in axes_of(reduction)
+        order = [i for i in memory_order(source, resident) if shape[i] > 1]
+        return not order or order[-1] in axes_of(reduction)
 
     def _blocks(self) -> tuple[bool, int, int]:
         """(r held whole, elements along x, along r)."""
@@ -470,6 +515,8 @@ class RegionWriter:
             return True, min(block, power_of_two(self.x)), 1
         whole = power_of_two(self.r)
         wide = 1 if self.along_r else min(64, power_of_two(self.x))
+        while wide > 8 and self.x // wide < _PROGRAMS:  # a sector of memory, and programs for all of a GPU
+            wide //= 2
         rows = min(plan.rows or wide, power_of_two(self.x))
         held = whole * rows <= plan.persistent and not (self.scan and whole > block)
         if held:
@@ -550,7 +597,7 @@ class RegionWriter:
     def _reduce(self, reduction: Node, element: Place) -> None:
         source = reduction.args[0]
         assert isinstance(source, Node)
-        at = _source_place(reduction, element, self.r)
+        at = _source_place(reduction, element, self.r, self.resident)
         kind = name_of(reduction)
         if self.held:
             text = self.body.value(source, at)

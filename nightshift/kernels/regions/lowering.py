@@ -102,9 +102,13 @@ def kind_of(node: Node) -> str:
         return "item" if isinstance(source, Node) and kind_of(source) == "reduction" else ""
     if not isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
         return ""
-    name = name_of(node)
-    if name == "convolution":
+    if name_of(node) == "convolution":
         return "pool" if is_depthwise(node) else ""
+    return _kind_of_small(node)
+
+
+def _kind_of_small(node: Node) -> str:
+    name = name_of(node)
     values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
     if any(v is not None and (v.dtype.is_complex or v.dtype is torch.float64) for v in values):
         return ""
@@ -164,7 +168,7 @@ def keeps(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Window:
+class PoolWindow:
     """A pooling's window, a number for each of the last dimensions."""
 
     kernel: tuple[int, ...]
@@ -176,7 +180,7 @@ class Window:
     ceils: bool
 
 
-def pool_of(node: Node) -> Window | None:
+def pool_of(node: Node) -> PoolWindow | None:
     """None where a kernel does not write it."""
     weights = shape_of(arguments(node)[1])[2:] if name_of(node) == "convolution" else None
     rank: int = len(weights) if weights else int(name_of(node)[-2])
@@ -190,20 +194,20 @@ def pool_of(node: Node) -> Window | None:
     args = [*arguments(node)[1:], *[None] * 6]
     if weights:
         stride, padding, dilation = (numbers(x, (0,) * rank) for x in arguments(node)[3:6])
-        return Window(weights, stride, padding, dilation, True, None, False)
+        return PoolWindow(weights, stride, padding, dilation, True, None, False)
     named = node.kwargs
     kernel = numbers(named.get("kernel_size", args[0]), ())
     stride = numbers(named.get("stride", args[1]), kernel)
     padding = numbers(named.get("padding", args[2]), (0,) * rank)
     if name_of(node).startswith("max"):
         dilation = numbers(named.get("dilation", args[3]), (1,) * rank)
-        return Window(kernel, stride, padding, dilation, False, None, bool(named.get("ceil_mode", args[4])))
+        return PoolWindow(kernel, stride, padding, dilation, False, None, bool(named.get("ceil_mode", args[4])))
     ceils = bool(named.get("ceil_mode", args[3]))
     include: Any = named.get("count_include_pad", args[4])
     divisor: Any = named.get("divisor_override", args[5])
     if ceils:
         return None
-    return Window(kernel, stride, padding, (1,) * rank, include is None or bool(include), divisor, ceils)
+    return PoolWindow(kernel, stride, padding, (1,) * rank, include is None or bool(include), divisor, ceils)
 
 
 def read_through(node: Node, element: Place) -> Read:

@@ -347,18 +347,19 @@ class _Product:
                 found += [part.format(f"({word} // {inner} % {tap.count})") for part in tap.bounds]
         loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
         a = body.name(f"tl.load({pointers[0]} + ({offset}){loaded}")
-        at = (
-            f"kb % {within}"
-            if self.apart == 1
-            else " + ".join(
-                f"({t.first}kb // {math.prod(u.count for u in taps[i + 1 :])} % {t.count} * {t.every})"
-                f" * {math.prod(kernel[i + 1 :])}"
-                for i, t in enumerate(taps)
-            )
-        )
+        at = f"kb % {within}" if self.apart == 1 else self._tap(taps, kernel)
         b = self._weights(pointers[1], window, weights, channels, math.prod(kernel), within, at)
         self._dot(a, b)
         body.end()
+
+    @staticmethod
+    def _tap(taps: Sequence[Taps], kernel: Sequence[int]) -> str:
+        """Which of a channel's weights the depth stands for, where only some of them are used."""
+        return " + ".join(
+            f"({t.first}kb // {math.prod(u.count for u in taps[i + 1 :])} % {t.count} * {t.every})"
+            f" * {math.prod(kernel[i + 1 :])}"
+            for i, t in enumerate(taps)
+        )
 
     def _along(self, i: int, window: Window, size: int, position: str) -> Taps:
         """One dimension of a window, and the line that says where it begins in the source.

@@ -282,6 +282,23 @@ def test_a_callable_is_stopped_while_the_values_of_its_timed_calls_are_made(cpu_
     assert states == ["T"] * 6
 
 
+def test_a_slot_is_held_against_the_values_that_its_call_was_given(cpu_judge: Judge) -> None:
+    """Its blend holds another slot's values. Once those are replaced, the slot has its own again; an innocent
+    candidate had been refused, held against a blend with values that came later."""
+    case = Case.of("float32", m=8, n=64)
+    with cpu_judge.start("candidate") as process:
+        HostRunner.load(process, library("return torch.softmax(x, -1)"), SOFTMAX)
+        track = Track(process, SOFTMAX, case, (), 2, "cpu", Truths())
+        entrant = Hosted(track)
+        for slot in range(2):
+            track.refresh(slot, slot + 1)
+        track.blend(range(2), random.Random(1))
+        track.refresh(0, 7)
+        entrant.run([1, 0])
+        for slot in range(2):
+            track.check(slot)
+
+
 def test_a_fault_in_the_judges_own_machinery_is_nobodys_verdict_and_the_judge_goes_on(cpu_judge: Judge) -> None:
     broken = replace(SOFTMAX, compulsory_bytes=lambda case: 1 // 0)
     verdict = cpu_judge.verdict(library("return torch.softmax(x, -1)"), broken, Request(TINY, None), b"broken")

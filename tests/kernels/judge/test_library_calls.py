@@ -63,6 +63,42 @@ def test_a_recorded_call_replays_on_other_memory_as_torch_computes(monkeypatch: 
     assert torch.equal(out, wanted)
 
 
+def test_what_torch_makes_in_memory_of_its_own_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transposed convolution: a plan's other steps read it where torch has made it, call after call."""
+    x, w = torch.rand(2, 3, 16, 16), torch.rand(3, 4, 3, 3)
+    resident = [(Pointer("in", i), t.data_ptr(), t.numel() * t.itemsize) for i, t in enumerate((x, w))]
+    rest = [None, [2, 2], [1, 1], [1, 1], True, [0, 0], 1]
+    with Recorder(resident, [x, w]) as recorder:
+        out = torch.ops.aten.cumsum.default(torch.ops.aten.convolution.default(x, w, *rest), 1)
+    plan = Plan.from_message(*recorder.plan([out]).to_message())
+    inputs = [torch.rand_like(x), torch.rand_like(w)]
+    out = torch.empty_like(out)
+    scratch = [torch.zeros(n, dtype=torch.uint8) for n in plan.scratch_bytes]
+    rooms = {"in": inputs, "out": [out], "tmp": scratch}
+    monkeypatch.setattr(launch_plan, "flat_cuda", raw_memory)
+
+    def resolve(pointer: Pointer) -> int:
+        return rooms[pointer.room][pointer.index].data_ptr() + pointer.offset_bytes
+
+    def moved(index: int, made: torch.Tensor) -> None:
+        scratch[index] = raw_memory(made.data_ptr(), made.untyped_storage().nbytes())
+
+    placed = launch_plan.place_results(plan, resolve, moved)
+    assert [*placed] == [0]
+    first = placed[0].made
+    monkeypatch.setattr(launch_plan.Placed, "call", lambda self, function: function())  # malloc is no pool
+    actions = prepare(plan, lambda *_: ctypes.c_void_p(0), resolve, placed)
+    for _ in range(3):
+        for tensor in inputs:
+            tensor.uniform_()
+        out.fill_(float("nan"))
+        for action in actions:
+            action(0)
+        wanted = torch.cumsum(torch.nn.functional.conv_transpose2d(inputs[0], inputs[1], stride=2, padding=1), 1)
+        torch.testing.assert_close(out, wanted)
+    assert first is not None
+
+
 @pytest.mark.parametrize("name", ["from_file", "normal_", "rand", "set_"])
 def test_a_plan_holds_no_operator_beyond_the_list(name: str) -> None:
     block = {"at": ["out", 0, 0], "dtype": "float32", "shape": [4], "strides": [1]}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nightshift.kernels.judge.gallery import read_gallery, read_mutant, show
-from nightshift.kernels.judge.host.interference import amid_others
+from nightshift.kernels.judge.host.interference import amid_others, calls_beside
 from nightshift.kernels.judge.host.recorder import Recorder, unseen
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, plan
@@ -84,6 +84,13 @@ def test_every_plan_calls_a_candidate_amid_other_calls() -> None:
         for secret in range(20):
             probes = plan(named("reduce_sum"), candidate, bytes([secret]), scope)
             assert any(p.overlapping for p in probes)
+
+
+@pytest.mark.parametrize(("gib", "calls"), [(0.01, 24), (1.03, 3), (6.0, 3), (0.5, 8)])
+def test_calls_beside_each_other_do_not_fill_a_gpu(gib: float, calls: int) -> None:
+    """Thirty-two outputs of 1.03 GiB had been a candidate's "out of memory"."""
+    made = torch.empty(int(gib * 2**28), device="meta")
+    assert calls_beside((made,)) == calls_beside(made) == calls
 
 
 def test_other_calls_bring_other_values_and_do_not_change_the_outputs() -> None:

@@ -19,21 +19,22 @@ import torch.nn.functional as F
 
 from nightshift.kernels.problem import Case
 from nightshift.kernels.regions import graph
-from nightshift.kernels.regions.composition import Composer, Composition, Plan
+from nightshift.kernels.regions.composition import Composer, Composition, GraphPlan
 from nightshift.kernels.regions.graph import GraphError, captured
 from nightshift.kernels.regions.index import Coordinate, Digit, Uncut, grouped, linear, merged
 from nightshift.kernels.regions.kernel import Schedule, contiguous
 from nightshift.kernels.regions.lowering import kind_of, reads, shape_of
 from nightshift.kernels.regions.product import ProductSchedule
 
-HELD = Plan(Schedule(block=8192, persistent=8192))
-LOOPED = Plan(
+HELD = GraphPlan(Schedule(block=8192, persistent=8192))
+LOOPED = GraphPlan(
     Schedule(block=256, persistent=16),
     ProductSchedule(32, 32, 16, 4, 1, "ieee"),
     ProductSchedule(32, 32, 16, 4, 1, "ieee"),
 )
 
-WAYS = {"held": HELD, "looped": LOOPED}
+LAST = GraphPlan(Schedule(block=256, persistent=16), channels_last=True, forward=True)
+WAYS = {"held": HELD, "looped": LOOPED, "last": LAST}
 RUNNER = """
 import importlib.util, json, sys, torch
 found = {}
@@ -81,12 +82,22 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     2, 1, 1, 1, 2), drawn((2, 6, 9), (6, 8, 3)), ""), "one_batch": (lambda x, y: torch.bmm(x, y) + 1, drawn((1, 20,
     16), (1, 16, 24)), ""), "large_windows": (lambda x: F.avg_pool2d(x, 9, 3, 4) + F.max_pool2d(x, 9, 3, 4),
     drawn((2, 2, 21, 21)), "own_kernel"), "turned_left": (lambda a, b: torch.relu(a.t() @ b), drawn((33, 40), (33,
-    20)), ""), "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)),
+    20)), ""), "normed_convolution": (lambda x, w, b: F.group_norm(F.conv2d(x, w, b), 2) * 2,
+    drawn((2, 6, 9, 8), (8, 6, 3, 2), (8,)), ""), "channels": (lambda x, w: torch.softmax(F.conv2d(x, w),
+    1).sum((2, 3)), drawn((2, 6, 9, 8), (12, 6, 3, 2)), ""),
+    "pooled_convolution": (lambda x, w: F.max_pool3d(F.conv3d(x, w).relu(), 2).amax(1), drawn((2, 3, 8, 9,
+    8), (8, 3, 3, 2, 3)), ""), "two_convolutions": (lambda x, w, v: F.conv2d(F.conv2d(x, w).relu(), v) + 1,
+    drawn((2, 6, 9, 8), (8, 6, 3, 3), (4, 8, 1, 1)), ""), "flat": (lambda x, w: F.conv2d(x, w).reshape(2, 8, -1),
+    drawn((2, 6, 9, 8), (8, 6, 3, 3)), ""), "rows_of_a_product": (lambda x, w: (x.reshape(-1, 16) @
+    w).reshape(3, 4, 8), drawn((3, 4, 16), (16, 8)), ""), "deep": (lambda x, w: (x @ w).relu(),
+    drawn((20, 8192), (8192, 24)), ""), "turned_result": (lambda x, y: torch.cumsum(torch.bmm(x, y).view(2, 3, 4, 1,
+    8).permute(0, 2, 1, 4, 3).reshape(2, 4, 3, 8), 3)[:, -1], drawn((6, 4, 16), (6, 16, 8)), ""),
+    "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)),
     "composition"),
 }  # fmt: skip
 
 
-def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: Plan) -> Composition:
+def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: GraphPlan) -> Composition:
     return Composer(captured(function, inputs), plan).composed("any", Case.of("float32", task=1))
 
 

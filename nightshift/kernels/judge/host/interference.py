@@ -14,7 +14,9 @@ import torch
 
 _LATE_CYCLES = 4_000_000  # about 2 ms
 _GATE_CYCLES = 20_000_000  # about 10 ms: all calls are queued before the first runs
-_OTHER_CALLS = 24
+_OTHER_CALLS, _FEWEST_CALLS = 24, 3
+_KEPT_BYTES = 4 << 30
+"""Of outputs that other calls make, at most: calls that make much take long, and fewer of them still overlap."""
 
 
 @contextlib.contextmanager
@@ -59,21 +61,29 @@ def amid_others(run: Callable[[Sequence[Any]], Any], inputs: Sequence[Any], devi
         outputs = run(inputs)
         run(others)
         return outputs
-    run(others)  # compiled and tuned before anything must overlap
+    others_count = calls_beside(run(others))  # compiled and tuned before anything must overlap
     torch.cuda.synchronize()
     mine, theirs = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    kept = []  # no output's memory is used again before all is done
+    kept = []  # no output's memory is used again before all is done, where there is room for that
     with torch.cuda.stream(theirs):
         torch.cuda._sleep(_GATE_CYCLES)  # type: ignore[no-untyped-call]
         gate = theirs.record_event()
-        for _ in range(_OTHER_CALLS):
-            kept.append(run(others))
+        for _ in range(others_count):
+            beside = run(others)
+            kept += [beside] * (others_count > _FEWEST_CALLS)
     mine.wait_event(gate)
     with torch.cuda.stream(mine):
-        for _ in range(_OTHER_CALLS // 3):
+        for _ in range(others_count // 3):
             kept.append(run(inputs))
     torch.cuda.synchronize()
-    return kept[_OTHER_CALLS + _OTHER_CALLS // 6]
+    return kept[-1 - others_count // 6]
+
+
+def calls_beside(outputs: Any) -> int:
+    """How many other calls are made beside an examined one, of outputs that large."""
+    made = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    size = sum(x.nbytes for x in made if isinstance(x, torch.Tensor))
+    return max(_FEWEST_CALLS, min(_OTHER_CALLS, _KEPT_BYTES // max(1, size)))
 
 
 def another_layers(inputs: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host.channel import Channel
 from nightshift.kernels.judge.host.interference import load_beside
 from nightshift.kernels.judge.probes.blend import blend_into
-from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
+from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View, flat_cuda
 
 _IDLE_S = 3600.0
 # Of either side of a race, whose host may be held up: `timed` begins again behind a longer wait.
@@ -62,6 +62,7 @@ class Replayer:
         self._scratch: list[torch.Tensor] = []
         self._functions: dict[tuple[int, str, int], ctypes.c_void_p] = {}
         self._slots: list[Call] = []
+        self._placed: dict[int, launch_plan.Placed] = {}  # by step what torch makes in memory of its own
         self._tensors: list[Tensors] = []
         self._values: list[list[torch.Tensor | None]] = []  # each slot's own, to blend
         self._flush: torch.Tensor | None = None
@@ -98,6 +99,7 @@ class Replayer:
         self._modules = [cuda.Module(binary) for binary in plan.binaries]
         self._functions.clear()
         self._slots.clear()
+        self._placed.clear()
         self._scratch = [
             torch.full((max(1, size),), _POISON, dtype=torch.uint8, device="cuda") for size in plan.scratch_bytes
         ]
@@ -105,6 +107,8 @@ class Replayer:
     def _take_slots(self, slots: Sequence[Mapping[str, Any]]) -> None:
         self._chains.clear()  # a captured graph holds addresses of the slots before
         self._lines = None
+        if not self._placed and slots:
+            self._placed = launch_plan.place_results(self._plan, self._resolver(slots[0]), self._move)
         self._slots = [self._ready(slot) for slot in slots]
         self._tensors = [self._lent(slot) for slot in slots]
         self._values = [[] for _ in slots]
@@ -120,7 +124,8 @@ class Replayer:
                 self._fire(self._slots[index])
         torch.cuda.synchronize()
 
-    def _ready(self, slot: Mapping[str, Any]) -> Call:
+    def _resolver(self, slot: Mapping[str, Any]) -> launch_plan.Resolve:
+        """Where a plan's pointers lead with one slot's buffers."""
         rooms: dict[str, list[int]] = {
             room: [
                 self._borrower.tensor(View.from_json(item)).data_ptr() if isinstance(item, Mapping) else 0
@@ -128,21 +133,27 @@ class Replayer:
             ]
             for room in ("in", "out")
         }
-        rooms["tmp"] = [tensor.data_ptr() for tensor in self._scratch]
 
+        def resolve(pointer: launch_plan.Pointer) -> int:
+            addresses = rooms.get(pointer.room) or [tensor.data_ptr() for tensor in self._scratch]
+            if pointer.index >= len(addresses):
+                raise launch_plan.PlanError(f"plan: points at {pointer.room}{pointer.index}, which is not there")
+            return addresses[pointer.index] + pointer.offset_bytes
+
+        return resolve
+
+    def _move(self, index: int, result: torch.Tensor) -> None:
+        """A scratch buffer lies where torch has made this result, and no longer where it lay."""
+        self._scratch[index] = flat_cuda(result.data_ptr(), result.untyped_storage().nbytes())
+
+    def _ready(self, slot: Mapping[str, Any]) -> Call:
         def function(binary: int, name: str, shared_bytes: int) -> ctypes.c_void_p:
             key = (binary, name, shared_bytes)
             if key not in self._functions:
                 self._functions[key] = self._modules[binary].function(name, shared_bytes)
             return self._functions[key]
 
-        def resolve(pointer: launch_plan.Pointer) -> int:
-            addresses = rooms[pointer.room]
-            if pointer.index >= len(addresses):
-                raise launch_plan.PlanError(f"plan: points at {pointer.room}{pointer.index}, which is not there")
-            return addresses[pointer.index] + pointer.offset_bytes
-
-        return launch_plan.prepare(self._plan, function, resolve)
+        return launch_plan.prepare(self._plan, function, self._resolver(slot), self._placed)
 
     @staticmethod
     def _fire(actions: Call) -> None:
@@ -175,6 +186,8 @@ class Replayer:
         return True
 
     def _captured(self, order: Sequence[int], empty: bool) -> torch.cuda.CUDAGraph | None:
+        if self._placed:  # a graph's memory is its own
+            return None
         before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -11,8 +11,13 @@ import errno
 import functools
 import gc
 import importlib.util
+import io
+import json
+import os
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +27,7 @@ import torch.func
 from nightshift.kernels.differentiate import differentiated
 from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host import recorder as recording
-from nightshift.kernels.judge.host.channel import Channel
+from nightshift.kernels.judge.host.channel import MAX_FRAME_BYTES, Channel
 from nightshift.kernels.judge.host.footprint import Footprint, Functions, tensors, watch_registrations
 from nightshift.kernels.judge.host.interference import amid_others, another_layers, late_inputs, load_beside
 from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View, give_back
@@ -32,6 +37,8 @@ _IDLE_S = 3600.0
 _PIECE_BYTES = 1 << 28
 _PADDING_BYTES = 16 << 20
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_COMPILERS = 8
+"""Kernels that are compiled at a time."""
 _functions: list[Functions] = []
 
 
@@ -65,7 +72,7 @@ def serve(channel: Channel, device: str, arena: int | None) -> None:
     while True:
         message = channel.receive(_IDLE_S)
         try:
-            body, blob = host.answer(message.body)
+            body, blob = host.answer(message.body, message.blob)
         except Unfit as error:
             body, blob = {"ok": False, "reason": error.reason, "text": str(error)[:2000]}, b""
         except BaseException as error:  # noqa: BLE001  whatever the candidate raises, to end too, is its failure
@@ -121,12 +128,17 @@ class Host:
         self._leaves: list[torch.Tensor] = []
         self._calls = 0  # examined ones, of each with tensors of their own
 
-    def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Carry out one order; (body, blob) of the reply."""
+    def answer(self, order: Mapping[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Carry out one order, with the blob that came with it; (body, blob) of the reply."""
         match order["op"]:
             case "load":
+                put_compiled(blob)
                 self._load(order)
                 return {"ok": True, **self._left_behind("imported")}, b""
+            case "rehearse":
+                assert self._entry is not None
+                rehearse(self._entry, order["forms"])
+                return {"ok": True}, compiled()
             case "compile":
                 return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
             case "attach":
@@ -370,6 +382,57 @@ class Host:
     def _wait(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+# --- kernels compiled ahead ---------------------------------------------------------------------------------
+
+
+def rehearse(entry: Callable[..., Any], forms: Sequence[Any]) -> None:
+    """Compile what an entry launches, several kernels at a time: it is called with tensors without memory (shape
+    and dtype) or the numbers given, and nothing is launched. An entry that cannot be called so compiles later."""
+    from triton.runtime import JITFunction, _async_compile
+
+    def compile_only(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named: Any) -> None:
+        run(self, *args, grid=grid, warmup=True, **named)
+
+    run, JITFunction.run = JITFunction.run, compile_only
+    inputs = [torch.empty(x[0], dtype=getattr(torch, x[1]), device="meta") if isinstance(x, list) else x
+              for x in forms]  # fmt: skip
+    try:
+        with (
+            contextlib.suppress(Exception),
+            torch.no_grad(),
+            ThreadPoolExecutor(_COMPILERS) as pool,
+            _async_compile.AsyncCompileMode(pool, ignore_errors=True),
+        ):
+            entry(*inputs)
+    finally:
+        JITFunction.run = run
+
+
+def compiled() -> bytes:
+    """The kernels that this process has compiled, packed; none where they are too many for an answer."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        for path in sorted(_kernels().rglob("*")):
+            if path.is_file():
+                archive.add(path, path.relative_to(_kernels()))
+    return packed.getvalue() if packed.tell() < MAX_FRAME_BYTES // 2 else b""
+
+
+def put_compiled(packed: bytes) -> None:
+    """Unpack another process's kernels, under this one's paths, which Triton notes in its files."""
+    if not packed:
+        return
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(_kernels(), filter="data")
+    for path in _kernels().rglob("__grp__*"):
+        names = json.loads(path.read_text())["child_paths"]
+        path.write_text(json.dumps({"child_paths": {name: str(path.parent / name) for name in names}}))
+
+
+def _kernels() -> Path:
+    return Path(os.environ["TRITON_CACHE_DIR"])
 
 
 # --- the form of what an entry returns, and what it leaves on tensors ------------------------------------------

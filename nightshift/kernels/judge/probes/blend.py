@@ -19,6 +19,8 @@ from nightshift.kernels.draw import mix
 
 PLAIN = 0
 """The seed that takes every element from the first slot."""
+PART = 1 << 28
+"""Elements at a time: coins for a tensor of many GiB would take as much again."""
 
 
 def blend_into(target: torch.Tensor, first: torch.Tensor, second: torch.Tensor, seed: int, position: int) -> None:
@@ -30,8 +32,9 @@ def blend_into(target: torch.Tensor, first: torch.Tensor, second: torch.Tensor, 
         return
     generator = torch.Generator(device=target.device)
     generator.manual_seed(mix(seed, position) >> 1)
-    coins = torch.empty(target.shape, dtype=torch.uint8, device=target.device).random_(generator=generator)
-    torch.where(coins < 128, first, second, out=target)
+    for part, one, other in zip(*(torch.split(x.reshape(-1), PART) for x in (target, first, second)), strict=True):
+        coins = torch.empty(part.shape, dtype=torch.uint8, device=target.device).random_(generator=generator)
+        torch.where(coins < 128, one, other, out=part)
 
 
 def blended(first: Sequence[Any], second: Sequence[Any], seed: int) -> tuple[Any, ...]:

@@ -25,6 +25,8 @@ from nightshift.kernels.judge.probes.runners import Runner
 from nightshift.kernels.judge.verdict import Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
 
+_KEPT_BYTES = 1 << 28
+"""Of larger outputs, and what they are held against, only those are kept that a later call of a probe repeats."""
 OUTPUTS, SEEDS = 10_000, 20_000  # buffer numbers: inputs from 0; a model's parameters are inputs
 
 
@@ -133,6 +135,10 @@ class Examiner:
                 self.found.note_bits(probe, wants[seed])
             seen.setdefault(seed, outputs)
             previous = outputs
+            if sum(x.nbytes for x in outputs) > _KEPT_BYTES:
+                left = probe.seeds[number + 1 :]
+                seen = {s: x for s, x in seen.items() if s in left}
+                wants = {s: x for s, x in wants.items() if s in left}
 
     def _judge(
         self,

@@ -208,11 +208,18 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     if not on.admitted:
         return ()
     made = [replace(probe, rows=probe.rows or problem.sampled_rows) for rule in RULES for probe in rule(on)]
-    if all(axis.low == axis.high for axis in problem.axes):  # of one size all sweeps are the same few questions
-        made = list({replace(p, seeds=p.seeds if p.stage != "sweep" else ()): p for p in reversed(made)}.values())[
-            ::-1
-        ]
+    if all(axis.low == axis.high for axis in problem.axes):
+        asked: dict[Probe, Probe] = {}
+        for probe in made:
+            asked.setdefault(_question(probe), probe)
+        made = list(asked.values())
     return tuple(made)
+
+
+def _question(probe: Probe) -> Probe:
+    """What a probe asks of a problem of one size: one call on fresh values is the same in every sweep."""
+    alike = len(probe.seeds) == 1 and probe.stage in ("sweep", "values", "accuracy")
+    return replace(probe, stage="sweep", seeds=()) if alike else probe
 
 
 # Timed cases beyond this are examined forward only: float64 gradients take many times the bytes.

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge import launch_plan
 from nightshift.kernels.judge.host.process import Process, order_inputs
@@ -16,7 +18,7 @@ from nightshift.kernels.judge.host.usage import state
 from nightshift.kernels.judge.probes.buffers import View
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.verdict import Reason, Refusal
-from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problem import Case, Inputs, Problem
 
 # Moving data is no computation: an own kernel may ask torch for it, though no launch plan then holds it.
 _HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones"}
@@ -47,6 +49,7 @@ class HostRunner:
     problem: Problem
     record: bool = False  # ask for a launch plan with the next call
     loaded: Mapping[str, Any] = field(default_factory=dict)  # the order that loaded it
+    compiled: bytes = b""  # its kernels, where they were compiled ahead
     last: Mapping[str, Any] = field(default_factory=dict)
     last_blob: bytes = b""
     aliases: list[int] = field(default_factory=list)
@@ -60,9 +63,10 @@ class HostRunner:
         problem: Problem,
         step: tuple[tuple[int, ...], int] | None = None,
         seed: int = 0,
+        compiled: bytes = b"",
     ) -> HostRunner:
         """`step`: make the entry a training step: gradients at these positions of so many inputs. `seed`: of
-        torch's own generator there."""
+        torch's own generator there. `compiled`: its kernels, from `rehearsed`."""
         order = {
             "step": step,
             "seed": seed,
@@ -72,16 +76,24 @@ class HostRunner:
             "language": candidate.language,
             "vram_bytes": process.limits.vram_bytes,
         }
-        answer = process.request(order, process.limits.import_s, stage="compile")
+        answer = process.request(order, process.limits.import_s, compiled, stage="compile")
         hold_to_footprint(candidate, answer.body, "compile", "at import")
         _hold_to_processes(candidate, process, "compile", "at import")
-        return cls(process, candidate, problem, loaded=order)
+        return cls(process, candidate, problem, loaded=order, compiled=compiled)
+
+    def rehearsed(self, forms: Inputs) -> bytes:
+        """The kernels of a call on inputs of these forms, compiled without one: this process has seen no values,
+        so that what it says tells later ones nothing."""
+        named = [[list(x.shape), str(x.dtype).removeprefix("torch.")] if isinstance(x, torch.Tensor) else x
+                 for x in forms]  # fmt: skip
+        order = {"op": "rehearse", "forms": named}
+        return self.process.request(order, self.process.limits.call_s, stage="compile").blob
 
     def move(self, process: Process, seed: int) -> None:
         """Leave its process, which ends, for a fresh one."""
         self.process.close()
         self.loaded = {**self.loaded, "seed": seed}
-        process.request(self.loaded, process.limits.import_s, stage="compile")
+        process.request(self.loaded, process.limits.import_s, self.compiled, stage="compile")
         self.process = process
 
     def run(

@@ -29,6 +29,7 @@ from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.oracle import expected
 from nightshift.kernels.judge.race.contestants import Baseline, baseline_modes
+from nightshift.kernels.judge.race.gpu_access import Quiet
 from nightshift.kernels.judge.verdict import JudgeBroken, LeftOut
 from nightshift.kernels.problem import Case, Inputs, Problem, ProblemError, as_outputs
 
@@ -173,34 +174,49 @@ def _alone(baseline: Baseline) -> float:
     return sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))[2]
 
 
-def _runner(
-    problem: Problem,
-    case: Case,
-    device: str,
-    flush: Callable[[], torch.Tensor | None],
-    clock: Callable[[], float],
-    solo: Solo,
-) -> Callable[[str, Callable[..., Any]], None]:
-    """Compares and times one baseline, and puts it into `solo`."""
-    values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
-    probe = Probe("accuracy", case, "normal", (mix(7, 0),), rows=problem.sampled_rows)
-    want = expected(problem, probe, mix(7, 0), values[0])
+@dataclass
+class _Trial:
+    """Compares baselines beside whoever is at work, then times those that compute the same, with nobody beside."""
 
-    def run(name: str, function: Callable[..., Any]) -> None:
-        baseline = Baseline(name, function, _copies(values), flush(), clock)
+    problem: Problem
+    case: Case
+    device: str
+    flush: Callable[[], torch.Tensor | None]
+    clock: Callable[[], float]
+    solo: Solo
+    quiet: Quiet
+
+    def __post_init__(self) -> None:
+        problem, case = self.problem, self.case
+        with self.quiet.shared():
+            self.values = [problem.inputs(case, "normal", mix(7, n), self.device) for n in range(2)]
+            probe = Probe("accuracy", case, "normal", (mix(7, 0),), rows=problem.sampled_rows)
+            self.want = expected(problem, probe, mix(7, 0), self.values[0])
+
+    def run(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        ready = {name: made for name, f in functions.items() if (made := self._compared(name, f)) is not None}
+        with self.quiet.alone() if ready else contextlib.nullcontext():
+            for name, baseline in ready.items():
+                try:
+                    self.solo.seconds[name] = _alone(baseline)
+                except _FAULTS as error:
+                    self.solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
+                else:
+                    self.solo.functions[name] = baseline.function
+
+    def _compared(self, name: str, function: Callable[..., Any]) -> Baseline | None:
+        baseline = Baseline(name, function, _copies(self.values), self.flush(), self.clock)
         try:
-            found = compare(want, as_outputs(baseline.call(0)))
-            # every race needs eager, whatever it computes: it is what users run today
-            if found.reason is not None and name != "eager":
-                solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
-                return
-            seconds = _alone(baseline)
+            with self.quiet.shared():
+                found = compare(self.want, as_outputs(baseline.call(0)))
         except _FAULTS as error:
-            solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
-            return
-        solo.functions[name], solo.seconds[name] = function, seconds
-
-    return run
+            self.solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
+            return None
+        # every race needs eager, whatever it computes: it is what users run today
+        if found.reason is not None and name != "eager":
+            self.solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
+            return None
+        return baseline
 
 
 def measure(
@@ -211,17 +227,16 @@ def measure(
     flush: Callable[[], torch.Tensor | None],
     clock: Callable[[], float],
     shelf: Shelf | None = None,
+    quiet: Quiet | None = None,
 ) -> Solo:
     """Every baseline, compared and timed alone. Raises JudgeBroken where not even eager runs."""
     solo = Solo({}, {})
-    run = _runner(problem, case, device, flush, clock, solo)
+    trial = _Trial(problem, case, device, flush, clock, solo, quiet or Quiet())
     modes = baseline_modes(problem, device)
     earlier = far_slower(shelf.read(problem, case)) if shelf is not None else {}
-    for name, function in modes.items():
-        if name.startswith("compile") and not compiled:
-            solo.missing[name] = "left out by this judge's settings"
-        elif name not in earlier:
-            run(name, function)
+    wanted = {name: f for name, f in modes.items() if compiled or not name.startswith("compile")}
+    solo.missing.update(dict.fromkeys(modes.keys() - wanted.keys(), "left out by this judge's settings"))
+    trial.run({name: f for name, f in wanted.items() if name not in earlier})
     if "eager" not in solo.functions:
         raise JudgeBroken(f"baselines: eager does not run on {problem.name}, {case}: {solo.missing['eager']}")
     best = min(solo.seconds.values())
@@ -233,7 +248,7 @@ def measure(
         if then.seconds > _FAR * best:
             solo.seconds[name], known[name] = then.seconds, then
             continue
-        run(name, modes[name])  # what was faster then is not so today
+        trial.run({name: modes[name]})  # what was faster then is not so today
         if name in solo.seconds:
             known[name] = SoloTime(solo.seconds[name], now)
     if shelf is not None:

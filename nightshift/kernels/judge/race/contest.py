@@ -31,6 +31,8 @@ from nightshift.kernels.problem import Case, Problem
 # What the judge's clock may say of chained calls beyond the events' figure: those are of calls on a flushed L2, so
 # slower if anything, and between two kernels of a graph pass one to two microseconds.
 CHAINED, CHAINED_STEP_S = 1.3, 4e-6
+_COPIED_BYTES = 1 << 30
+"""Inputs of fewer bytes are copied for baselines; larger ones they share with the judge."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Race:
     def _refresh(self, number: int) -> None:
         self.track.refresh(number, self.track.truths.seed(self.rng))
         copies = self.track.slots[number].values
-        if not self.track.problem.sampled_rows:  # of many GiB, a second copy beside the slots' would not fit
+        size = sum(x.nbytes for x in copies if isinstance(x, torch.Tensor))
+        if size < _COPIED_BYTES:  # of many GiB, a second copy beside the slots' would not fit
             copies = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in copies)
         for baseline in self.baselines:
             baseline.values[number] = copies

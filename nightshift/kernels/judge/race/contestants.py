@@ -19,7 +19,7 @@ import torch
 
 from nightshift.kernels.judge.host.replay import TRIES, timed
 from nightshift.kernels.judge.launch_plan import Plan
-from nightshift.kernels.judge.probes.blend import PLAIN, blend_into
+from nightshift.kernels.judge.probes.blend import PART, PLAIN, blend_into
 from nightshift.kernels.judge.race.track import Track
 from nightshift.kernels.problem import Inputs, Problem
 
@@ -41,8 +41,8 @@ class Contestant(Protocol):
 @dataclass
 class Stir:
     """Does before a baseline's timed call what a candidate's process does before one: blends the slot's values with
-    the next slot's. What is made is thrown away; but whatever that traffic leaves behind, in caches of addresses
-    or in the memory itself, both then find alike."""
+    the next slot's, part by part in one place. What is made is thrown away; but whatever that traffic leaves
+    behind, in caches of addresses or in the memory itself, both then find alike."""
 
     blends: bool
     rooms: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = field(default_factory=dict)
@@ -50,10 +50,11 @@ class Stir:
     def __call__(self, first: Inputs, second: Inputs, seed: int) -> None:
         for position, (x, y) in enumerate(zip(first, second, strict=True)):
             if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-                key = position, x.shape, x.dtype
-                if key not in self.rooms:
-                    self.rooms[key] = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-                blend_into(self.rooms[key], x, y, seed if self.blends else PLAIN, position)
+                for one, other in zip(*(torch.split(v.reshape(-1), PART) for v in (x, y)), strict=True):
+                    key = position, one.shape, x.dtype
+                    if key not in self.rooms:
+                        self.rooms[key] = torch.empty_like(one)
+                    blend_into(self.rooms[key], one, other, seed if self.blends else PLAIN, position)
 
 
 @dataclass

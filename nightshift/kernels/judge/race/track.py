@@ -158,10 +158,12 @@ class Track:
 
     def refresh(self, number: int, seed: int) -> None:
         """Fresh values under the slot's old pointers, and an output that shows what is not written."""
-        slot = self.slots[number]
+        slot, before = self.slots[number], self.slots[number - 1]
         slot.seed = seed
         slot.values = self.truths.inputs(self.problem, self.case, seed, self.device)
         self._fill(slot, slot.values, PLAIN)
+        if before.blend != PLAIN:  # a blend with the values that are gone: nothing could be held against it
+            self._fill(before, before.values, PLAIN)
         _settle(self.device)
         if self.kept:
             self.process.request({"op": "keep", "slot": number}, self.process.limits.call_s, stage="timing")
