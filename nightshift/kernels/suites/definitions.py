@@ -37,7 +37,13 @@ WHOLE: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 DTYPES: Mapping[str, torch.dtype] = {**FLOATS, **WHOLE}
-LANGUAGES: Mapping[str, str] = {"python": "python", "pytorch": "python", "triton": "triton", "cuda": "cuda", "cpp": "cuda"}
+LANGUAGES: Mapping[str, str] = {
+    "python": "python",
+    "pytorch": "python",
+    "triton": "triton",
+    "cuda": "cuda",
+    "cpp": "cuda",
+}
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,9 @@ def _workload(place: str, line: str, definition: Definition) -> Workload:
     numbers = {
         name: item["value"]
         for name, item in inputs.items()
-        if isinstance(item, Mapping) and item.get("type") == "scalar" and type(item.get("value")) in (int, float, bool)
+        if isinstance(item, Mapping)
+        and item.get("type") == "scalar"
+        and type(item.get("value")) in (int, float, bool)
     }
     return Workload(str(given.get("uuid", place)), axes, numbers, given)
 

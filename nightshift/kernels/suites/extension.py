@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch.utils import cpp_extension
 
 from nightshift.kernels.problem import ProblemError
@@ -36,20 +35,27 @@ _TENSORS = """#pragma once
 _FILE_BYTES = 2 << 30
 _MEMORY_BYTES = 24 << 30
 _CPP, _CUDA = (".cpp", ".cc", ".cxx"), (".cu",)
-_LIBRARIES = ("cublas", "cublasLt", "curand", "cusparse", "cusolver", "cufft")
 
 
 class BuildError(ProblemError):
     """A solution does not build: what the compiler said, or which limit it met."""
 
 
-def flags(with_cuda: bool) -> list[str]:
-    """Of every compiler: torch's headers and names."""
-    folders = cpp_extension.include_paths("cuda" if with_cuda else "cpp")
+def flags() -> list[str]:
+    """Of every compiler: torch's headers and names, Python's, and CUDA's where there are some."""
+    folders = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"], *_cuda_headers()]
     given = [f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H", "-std=c++17", "-w"]
-    for folder in (*folders, sysconfig.get_paths()["include"]):
+    for folder in folders:
         given += ["-isystem", folder]
     return given
+
+
+def _cuda_headers() -> list[str]:
+    """The first folder with CUDA's headers: the compiler's own, the usual one, or that of NVIDIA's wheels."""
+    nvcc = shutil.which("nvcc")
+    roots = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    roots += [Path("/usr/local/cuda"), *sorted(Path(sysconfig.get_paths()["purelib"], "nvidia").glob("cu*"))]
+    return [str(root / "include") for root in roots if (root / "include/cuda_runtime.h").exists()][:1]
 
 
 def make_headers(folder: Path, limit_s: float = 300.0) -> None:
@@ -84,11 +90,9 @@ def build(sources: Mapping[str, str], folder: Path, headers: Path, arch: str, li
             _compile(folder / name, objects[-1], headers, arch, deadline)
     if not objects:
         raise BuildError("no C++ or CUDA file among its sources")
-    text = "\n".join(sources.values())
-    libraries = ["c10", "torch_cpu", "torch", "torch_python"]
-    if arch:
-        libraries += ["c10_cuda", "torch_cuda", "cudart", *(name for name in _LIBRARIES if name in text)]
-    paths = [f"-L{path}" for path in cpp_extension.library_paths("cuda" if arch else "cpp")]
+    # CUDA's libraries are torch's own, in the process already
+    libraries = ["c10", "torch_cpu", "torch", "torch_python", *(["c10_cuda", "torch_cuda"] if arch else [])]
+    paths = [f"-L{path}" for path in cpp_extension.library_paths()]
     part = folder / f"{MODULE}.part"
     command = ["g++", "-shared", *map(str, objects), *paths, *(f"-l{name}" for name in libraries), "-o", str(part)]
     run(command, folder, deadline - time.monotonic())
@@ -99,18 +103,22 @@ def build(sources: Mapping[str, str], folder: Path, headers: Path, arch: str, li
 
 
 def _host() -> list[str]:
-    return ["-fPIC", "-O0", *flags(torch.version.cuda is not None)]
+    return ["-fPIC", "-O0", *flags()]
 
 
 def _compile(source: Path, into: Path, headers: Path, arch: str, deadline: float) -> None:
     if source.suffix in _CPP:
         whole = ["-include", str(headers / HEADERS)] if "<torch/extension.h>" in source.read_text() else []
-        run(["g++", *_host(), *whole, "-c", str(source), "-o", str(into)], source.parent, deadline - time.monotonic())
+        run(
+            ["g++", *_host(), *whole, "-c", str(source), "-o", str(into)],
+            source.parent,
+            deadline - time.monotonic(),
+        )
         return
     if not arch:
         raise BuildError("its CUDA files need a GPU")
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    command = [nvcc, *flags(True), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xcompiler", "-fPIC,-O0,-w"]
+    command = [nvcc, *flags(), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xcompiler", "-fPIC,-O0,-w"]
     command += ["-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__"]
     command += ["-D__CUDA_NO_BFLOAT16_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__", "--expt-relaxed-constexpr"]
     rest = ["-c", str(source), "-o", str(into)]
