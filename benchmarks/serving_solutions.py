@@ -3,9 +3,9 @@
     python -m benchmarks.serving_solutions FOLDER --until 400 --out FILE.json   # on a GPU; resumable
     python -m benchmarks.serving_solutions FOLDER --times --until 200 --out FILE.json   # then, what it accepted
 
-FOLDER holds `definitions`, `workloads` and `solutions` as kernels.suites.definitions reads them, and may hold
-`theirs.json`: by a solution's path, the status that its own harness published for it (`theirs`). What the result file
-already holds is kept; of what is left, solutions that their harness passed come first. C++ and CUDA are built side
+FOLDER holds `definitions`, `workloads` and `solutions` as kernels.suites.definitions reads them. It may hold
+`theirs.json`: by a solution's path, the status that its own harness published for it (`theirs`). What the result
+file already holds is kept; of what is left, solutions that their harness passed come first. C++ and CUDA are built side
 by side, each within its limits (`kernels.suites.extension`); workers are processes of one solution at a time.
 
 Each solution is judged twice: by our rules, in all that `kernels.suites.serving.probes` asks, and by the published

@@ -1,6 +1,6 @@
 """Definitions, workloads and solutions in FlashInfer-Bench's format, read from a folder that the user names.
 
-The format: https://bench.flashinfer.ai/docs/flashinfer-trace (definition, workload, solution, trace). A folder holds
+The format: https://bench.flashinfer.ai/docs/flashinfer-trace (definition, workload, solution, trace). A folder has
 `definitions/**/*.json`, `workloads/**/*.jsonl` and `solutions/**/*.json`. What is read here is data: nothing of it
 runs. A file that does not follow the format, or names a dtype that torch lacks, is a ProblemError that names it.
 """

@@ -1,4 +1,4 @@
-"""Builds a solution of several C++ and CUDA files as an extension of torch, in bounded processes that run none of it.
+"""Builds a solution of C++ and CUDA files as an extension of torch, in bounded processes that run none of it.
 
 Each file is compiled by itself: C++ with the compiler's headers of torch made once (`HEADERS`), CUDA first with the
 headers of torch's tensors alone, and with all of torch's where those are not enough. A compiler that takes longer
@@ -7,6 +7,7 @@ than its limit, more memory or more disk ends with everything it started, and th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -129,20 +130,18 @@ def _compile(source: Path, into: Path, headers: Path, arch: str, deadline: float
 
 
 def run(command: Sequence[str], folder: Path, limit_s: float) -> None:
-    """One compiler, ended with all that it started when its time is over. Raises BuildError with its first errors."""
+    """One compiler, ended with all that it started when its time is over. Raises BuildError: its first errors."""
     if limit_s <= 0:
         raise BuildError("the compiler took longer than its limit")
-
-    def bound() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=bound,
+        stderr=subprocess.STDOUT, start_new_session=True,
     ) as process:  # fmt: skip
+        for kind, most in ((resource.RLIMIT_FSIZE, _FILE_BYTES), (resource.RLIMIT_AS, _MEMORY_BYTES)):
+            with contextlib.suppress(ProcessLookupError):  # it has failed already
+                resource.prlimit(process.pid, kind, (most, most))
         try:
             said, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:

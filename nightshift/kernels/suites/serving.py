@@ -1,4 +1,4 @@
-"""A definition of serving as a problem: ragged and paged inputs, what is asked beyond its workloads, its float64 oracle.
+"""A definition of serving as a problem: ragged and paged inputs, questions beyond its workloads, a float64 oracle.
 
 A case is `rows` (sequences, tokens or lines), a `regime` (how long the sequences are and where their pages lie: see
 `REGIMES`) and a `workload`, 0 or the number of a published one. Every other size follows from these three. What an
@@ -195,7 +195,7 @@ def _reference(definition: Definition) -> Callable[..., Any]:
     module = types.ModuleType(f"definition_{definition.name}")
     with as_it_was():
         try:
-            exec(compile(definition.reference, f"<{definition.name}>", "exec"), module.__dict__)  # noqa: S102
+            exec(compile(definition.reference, f"<{definition.name}>", "exec"), module.__dict__)
         except Exception as error:
             raise ProblemError(f"{definition.name}: reference: {type(error).__name__}: {error}") from error
     run: Callable[..., Any] = module.run

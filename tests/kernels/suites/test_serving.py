@@ -217,8 +217,9 @@ def test_a_wrong_sampler_is_refused(court: Judge, tmp_path: Path, name: str) -> 
 
 TOPK_MUTANTS = {
     "is not in order": ("return values", "values, indices = values.flip(-1), indices.flip(-1)\n    return values"),
-    "names one place twice": ("return values", "indices = (input[:, None] == values[..., None]).int().argmax(-1)\n"
-        "    return values"),
+    "names one place twice": (
+        "return values", "indices = (input[:, None] == values[..., None]).int().argmax(-1)\n    return values"
+    ),
     "rounds": ("return values", "values = values.bfloat16().float()\n    return values"),
     "takes the smallest": ("dim=-1)", "dim=-1, largest=False)"),
 }  # fmt: skip
