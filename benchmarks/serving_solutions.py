@@ -5,8 +5,8 @@
 
 FOLDER holds `definitions`, `workloads` and `solutions` as kernels.suites.definitions reads them. It may hold
 `theirs.json`: by a solution's path, the status that its own harness published for it (`theirs`). What the result
-file already holds is kept; of what is left, solutions that their harness passed come first. C++ and CUDA are built side
-by side, each within its limits (`kernels.suites.extension`); workers are processes of one solution at a time.
+file already holds is kept; of what is left, solutions that their harness passed come first. C++ and CUDA are built
+side by side, each within its limits (`kernels.suites.extension`). Workers are processes of one solution at a time.
 
 Each solution is judged twice: by our rules, in all that `kernels.suites.serving.probes` asks, and by the published
 rule (an element is wrong where its absolute and its relative error are above 0.01) on its workloads alone. A
