@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-AFFORDABLE = 1 << 26
+AFFORDABLE = 1 << 23
 """Bytes of inputs and outputs of the smallest case."""
 MUTATIONS: tuple[tuple[str, str, str], ...] = (
     ("another epsilon", "EPS = 1e-", "EPS = 1e3 * 1e-"),
@@ -65,7 +65,7 @@ def judged(court: Any, definition: Any, source: str, problem: Any) -> dict[str, 
     }
 
 
-def row_of(court: Any, folder: Path, definition: Any) -> dict[str, Any]:
+def row_of(court: Any, folder: Path, definition: Any, mutants: bool) -> dict[str, Any]:
     """What came of a definition."""
     from nightshift.kernels.problem import Case, ProblemError
     from nightshift.kernels.suites.definitions import workloads_of
@@ -81,6 +81,8 @@ def row_of(court: Any, folder: Path, definition: Any) -> dict[str, Any]:
     if row["bytes"] > AFFORDABLE:
         return row
     row["reference"] = judged(court, definition, definition.reference, problem)
+    if not mutants:
+        return row
     row["mutants"] = {
         name: judged(court, definition, definition.reference.replace(one, other), problem)
         for name, one, other in MUTATIONS
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, default=1e9, help="seconds")
+    parser.add_argument("--mutants", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     from nightshift.kernels.judge.judge import Judge
     from nightshift.kernels.suites.definitions import definitions_in
@@ -134,7 +137,7 @@ def main() -> None:
     with Judge("cpu") as court:
         for definition in order:  # each kind in turn
             if definition.name not in rows and time.monotonic() - start < args.until:
-                rows[definition.name] = row_of(court, args.folder, definition)
+                rows[definition.name] = row_of(court, args.folder, definition, args.mutants)
                 save(args.out, rows, refused)
     made = save(args.out, rows, refused)
     print(json.dumps({name: value for name, value in made.items() if name not in ("rows", "environment")}))

@@ -47,8 +47,10 @@ def rule_of(definition: Definition, references: Callable[[Inputs], tuple[Outputs
     and the float64 oracle's."""
     names = list(definition.inputs)
     if "probs" in names:
-        place = {name: names.index(name) for name in ("probs", "top_k", "top_p") if name in names}
-        return AnswerRule("sampling", lambda calls: sampled_wrong(calls, place), random=True)
+        positions: dict[str, int] = {
+            name: names.index(name) for name in ("probs", "top_k", "top_p") if name in names
+        }
+        return AnswerRule("sampling", lambda calls: sampled_wrong(calls, positions), random=True)
     if set(definition.outputs) == {"values", "indices"}:
         return AnswerRule("top-k", lambda calls: topk_wrong(*calls[-1]))
     if "topk_indices" in definition.outputs:
@@ -81,16 +83,16 @@ def nucleus(row: torch.Tensor, k: int | None, p: float | None) -> tuple[torch.Te
     return allowed, kept / kept.sum()
 
 
-def sampled_wrong(calls: Calls, place: dict[str, int]) -> str:
+def sampled_wrong(calls: Calls, positions: dict[str, int]) -> str:
     """What is wrong in the samples of a probe's calls on one set of inputs after the other."""
     inputs, outputs = calls[-1]
-    probs = inputs[place["probs"]]
+    probs = inputs[positions["probs"]]
     assert isinstance(probs, torch.Tensor)
     samples = outputs[0].reshape(len(probs), -1)[:, 0].long()
     outside = (samples < 0) | (samples >= probs.shape[1])
     if bool(outside.any()):
         return f"row {int(outside.nonzero()[0])}: token {int(samples[outside][0])} is none of {probs.shape[1]}"
-    limits = [_limits(inputs, place, row) for row in range(len(probs))]
+    limits = [_limits(inputs, positions, row) for row in range(len(probs))]
     alike = len(probs) > 1 and len(set(limits)) == 1 and bool((probs == probs[:1]).all())
     allowed, expected = nucleus(probs[0], *limits[0])
     for row in range(len(probs)):
@@ -104,8 +106,8 @@ def sampled_wrong(calls: Calls, place: dict[str, int]) -> str:
     return _improbable(calls, expected, len(probs)) if alike else ""
 
 
-def _limits(inputs: Inputs, place: dict[str, int], row: int) -> tuple[int | None, float | None]:
-    k, p = (inputs[place[name]] if name in place else None for name in ("top_k", "top_p"))
+def _limits(inputs: Inputs, positions: dict[str, int], row: int) -> tuple[int | None, float | None]:
+    k, p = (inputs[positions[name]] if name in positions else None for name in ("top_k", "top_p"))
     return (
         int(k[row]) if isinstance(k, torch.Tensor) else None,
         float(p[row]) if isinstance(p, torch.Tensor) else None,

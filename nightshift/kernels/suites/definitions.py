@@ -133,6 +133,7 @@ def definition_of(path: Path) -> Definition:
     ]
     if not all(forms):
         raise ProblemError(f"{path}: no {'outputs' if forms[0] else 'inputs'}")
+    given, made = forms
     try:
         names = {node.name for node in ast.parse(reference).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -140,7 +141,9 @@ def definition_of(path: Path) -> Definition:
     if "run" not in names:
         raise ProblemError(f"{path}: reference: defines no run")
     constraints = tuple(str(text) for text in record.get("constraints") or ())
-    return Definition(name, str(record.get("op_type") or record.get("type")), axes, *forms, reference, constraints)
+    return Definition(
+        name, str(record.get("op_type") or record.get("type")), axes, given, made, reference, constraints
+    )
 
 
 def definitions_in(folder: Path) -> tuple[dict[str, Definition], dict[str, str]]:

@@ -158,8 +158,8 @@ def probes(problem: Problem, maker: _Maker, secret: bytes, scope: Scope) -> tupl
     def case(rows: int, regime: str = "mixed", workload: int = 0) -> Case:
         return Case.of(dtype, rows=rows, regime=_NAMES.index(regime), workload=workload)
 
-    def affordable(one: Case) -> bool:
-        return problem.compulsory_bytes(one) <= scope.max_bytes
+    def affordable(case: Case) -> bool:
+        return problem.compulsory_bytes(case) <= scope.max_bytes
 
     def made() -> Iterator[Probe]:
         base = case(3)
