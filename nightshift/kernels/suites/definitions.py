@@ -120,13 +120,13 @@ def definition_of(path: Path) -> Definition:
     name, reference = (_text(path, record, key) for key in ("name", "reference"))
     axes: dict[str, int | None] = {}
     for axis, form in _mapping(path, record, "axes").items():
-        kind = form.get("type") if isinstance(form, Mapping) else None
+        sort = form.get("type") if isinstance(form, Mapping) else None
         size = form.get("value") if isinstance(form, Mapping) else None
-        if kind not in ("const", "var"):
-            raise ProblemError(f"{path}: axes.{axis}: type {kind!r} is neither 'const' nor 'var'")
-        if kind == "const" and not (type(size) is int and 0 < size < MAX_AXIS):
+        if sort not in ("const", "var"):
+            raise ProblemError(f"{path}: axes.{axis}: type {sort!r} is neither 'const' nor 'var'")
+        if sort == "const" and not (type(size) is int and 0 < size < MAX_AXIS):
             raise ProblemError(f"{path}: axes.{axis}: value {size!r} is no size")
-        axes[axis] = size if kind == "const" else None
+        axes[axis] = size if sort == "const" else None
     forms = [
         {key: _form(path, f"{part}.{key}", item, axes) for key, item in _mapping(path, record, part).items()}
         for part in ("inputs", "outputs")
