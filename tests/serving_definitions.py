@@ -13,6 +13,7 @@ import torch
 
 @torch.no_grad()
 def run(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale):
+    assert int(kv_indptr[-1]) == len(kv_indices)
     batch, heads, width = q.shape
     group = heads // k_cache.shape[2]
     output = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)

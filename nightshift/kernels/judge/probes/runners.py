@@ -107,7 +107,7 @@ class HostRunner:
             "twice": probe.twice,
             "load": probe.under_load,
             "stream": probe.on_stream,
-            "overlap": probe.overlapping,
+            "overlap": "floats" if probe.overlapping and self.problem.probes is not None else probe.overlapping,
             "record": self.record,
         }
         answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
