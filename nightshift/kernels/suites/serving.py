@@ -606,7 +606,10 @@ def candidate_of(definition: Definition, solution: Solution, extension: Path | N
         raise ProblemError(f"{solution.name}: {len(solution.sources)} Python files, and a candidate is one")
     else:
         source = f"{solution.sources[file]}\n\n_solution = {entry}\n"
-    source += _passed_in(definition) if solution.style else _RETURNED.format(outputs=list(definition.outputs))
+    returned = _RETURNED.format(outputs=list(definition.outputs))
+    source += returned if solution.style is False else _passed_in(definition)
+    if solution.style is None:  # some return their outputs, others take them: the first call tells
+        source += returned.replace("nightshift_entry", "_returned") + _EITHER
     language: Language = "triton" if solution.language == "triton" else "python"
     return Candidate(source, "nightshift_entry", language, "library", "none")
 
@@ -623,6 +626,25 @@ _RETURNED = """
 def nightshift_entry(*inputs):
     made = _solution(*inputs)
     return tuple(made[name] for name in {outputs!r}) if isinstance(made, dict) else made
+"""
+
+_EITHER = """
+
+_passed = nightshift_entry
+_ways = []
+
+
+def nightshift_entry(*inputs):
+    if not _ways:
+        try:
+            made = _returned(*inputs)
+        except TypeError:
+            made = _passed(*inputs)
+            _ways.append(_passed)
+        else:
+            _ways.append(_returned)
+        return made
+    return _ways[0](*inputs)
 """
 
 

@@ -233,10 +233,11 @@ def test_outputs_may_be_passed_in(court: Judge, tmp_path: Path) -> None:
     source = (
         "import torch\n\n\ndef run(input, k, values, indices):\n    torch.topk(input, k, out=(values, indices))\n"
     )
-    solution = Solution("s", "topk", "me", "python", ("main.py", "run"), {"main.py": source}, style=True)
-    request = Request(SMALL, None, static=False)
-    verdict = court.verdict(candidate_of(definition, solution), problem_of(definition), request)
-    assert verdict.status is Status.correct, verdict.detail
+    for style in (True, None):  # None: the file does not say
+        solution = Solution("s", "topk", "me", "python", ("main.py", "run"), {"main.py": source}, style=style)
+        request = Request(SMALL, None, static=False)
+        verdict = court.verdict(candidate_of(definition, solution), problem_of(definition), request)
+        assert verdict.status is Status.correct, verdict.detail
 
 
 def test_every_regime_has_inputs_that_fit_each_other(tmp_path: Path) -> None:
