@@ -51,12 +51,34 @@ def _trusted(paths: list[Path]) -> dict[str, Ed25519PublicKey]:
 
 
 @app.command()
-def problems() -> None:
-    """List the reference problems."""
+def problems(
+    folder: Annotated[
+        Path | None, typer.Argument(help="folder of definitions in FlashInfer-Bench's format")
+    ] = None,
+) -> None:
+    """List the reference problems, or the definitions of a folder. Runs the definitions' references."""
     from nightshift.kernels.ops.problems import ALL
+    from nightshift.kernels.problem import ProblemError
+    from nightshift.kernels.suites.definitions import definitions_in, workloads_of
+    from nightshift.kernels.suites.serving import problem_of
 
-    for problem in ALL:
-        typer.echo(f"{problem.name:24} {problem.family:16} {len(problem.cases)} timed cases")
+    if folder is None:
+        for problem in ALL:
+            typer.echo(f"{problem.name:24} {problem.family:16} {len(problem.cases)} timed cases")
+        return
+    try:
+        found, refused = definitions_in(folder)
+    except ProblemError as error:
+        raise _fail(str(error)) from error
+    for definition in found.values():
+        try:
+            problem = problem_of(definition, workloads_of(folder, definition))
+        except ProblemError as error:
+            refused[definition.name] = str(error)
+        else:
+            typer.echo(f"{problem.name:64} {problem.family:12} {len(problem.cases)} timed cases")
+    for why in refused.values():
+        typer.echo(f"refused: {why}", err=True)
 
 
 @app.command()
@@ -78,7 +100,9 @@ def keygen(private: Path, public: Path) -> None:
 
 @app.command()
 def judge(
-    file: Annotated[Path, typer.Argument(help="candidate file: source with a declaration in its header")],
+    file: Annotated[Path, typer.Argument(help="candidate file, or a solution's JSON file with --folder")],
+    folder: Annotated[Path | None, typer.Option(help="folder of definitions in FlashInfer-Bench's format")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write the solution's trace entries here")] = None,
     device: Annotated[str, typer.Option(help="cuda, cpu or auto")] = "auto",
     timing: Annotated[bool, typer.Option(help="race it against its baselines")] = True,
     promote: Annotated[bool, typer.Option(help="also run compute-sanitizer")] = False,
@@ -99,6 +123,8 @@ def judge(
     from nightshift.kernels.problem import ProblemError
 
     signer = _certifier(certificate, key)
+    if folder is not None:
+        raise typer.Exit(_judge_solution(file, folder, cli.where_of(device), trace, as_json))
     try:
         read = read_candidate(file)
         problem = named(read.problem)
@@ -117,6 +143,47 @@ def judge(
         # not 1: nothing was found against the candidate, and a retry elsewhere may pass
         raise typer.Exit(3)
     raise typer.Exit(1 if verdict.refused else 0)
+
+
+def _judge_solution(file: Path, folder: Path, where: str, trace: Path | None, as_json: bool) -> int:
+    """Judge a solution for a definition of a folder: the exit code. C++ and CUDA are built first, within limits."""
+    import tempfile
+
+    import torch
+
+    from nightshift.kernels.judge.judge import Judge, Request
+    from nightshift.kernels.judge.probes.inputs import CPU, QUICK_GPU
+    from nightshift.kernels.problem import ProblemError
+    from nightshift.kernels.suites import extension
+    from nightshift.kernels.suites.definitions import definitions_in, solution_of, workloads_of
+    from nightshift.kernels.suites.serving import candidate_of, problem_of, trace_of
+
+    with tempfile.TemporaryDirectory(prefix="built-") as built:
+        Path(built).chmod(0o755)
+        try:
+            solution = solution_of(file)
+            definition = definitions_in(folder)[0].get(solution.definition)
+            if definition is None:
+                raise ProblemError(f"{file}: definition: {folder} has no {solution.definition}")
+            workloads = workloads_of(folder, definition)
+            problem, made = problem_of(definition, workloads), None
+            if solution.language == "cuda":
+                arch = "{}{}a".format(*torch.cuda.get_device_capability()) if where == "cuda" else ""
+                extension.make_headers(Path(built) / "headers")
+                made = extension.build(solution.sources, Path(built) / "solution", Path(built) / "headers", arch)
+            candidate = candidate_of(definition, solution, made)
+        except ProblemError as error:
+            raise _fail(str(error)) from error
+        interpret = where == "cpu" and candidate.language == "triton"
+        scope = QUICK_GPU if where == "cuda" else CPU
+        with Judge(where, interpret=interpret, compiled=False, extensions=Path(built)) as court:
+            verdict = court.verdict(candidate, problem, Request(scope, None, static=False))
+    typer.echo(json.dumps(verdict.to_json(), indent=1) if as_json else _verdict_text(verdict))
+    if trace is not None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        entries = [trace_of(solution, workload, verdict, now) for workload in workloads]
+        trace.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return 3 if str(verdict.status) == "machine_fault" else int(verdict.refused)
 
 
 def _certifier(certificate: Path | None, key: Path | None) -> Signer | None:

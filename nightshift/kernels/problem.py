@@ -165,6 +165,11 @@ class Problem:
     rules: how it is asked questions with one right answer; none where `exact` (each question has one).
     forward: of a training step (`kernels.differentiate`), the problem that it differentiates and how it does that
       to a function, so that baselines compile the forward pass.
+    accepts: of a problem with more than one right answer: what is wrong in a probe's calls, the latest last, in
+      words; empty where nothing is.
+    random: its right answer is random: a candidate may draw from torch's generator.
+    probes: the probes of a problem, candidate, secret and scope, where sizes follow from each other; else the plan
+      of `kernels.judge.probes.inputs`.
     """
 
     name: str
@@ -206,6 +211,9 @@ class Problem:
     elementwise: bool = False
     rules: tuple[Rule, ...] = ()
     forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
+    accepts: Callable[[Sequence[tuple[Inputs, Outputs]]], str] | None = None
+    random: bool = False
+    probes: Callable[[Problem, Any, bytes, Any], tuple[Any, ...]] | None = None
 
     def outside(self, case: Case) -> str:
         """Why a case is none of this problem's, in words; empty where it is one."""

@@ -64,6 +64,7 @@ class Judge:
         shelf: Path | None = None,
         quiet: Path | None = None,
         tf32_products: bool = False,
+        extensions: Path | None = None,
     ) -> None:
         """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after every verdict, tells
         the Xid or loss that it met, if one; where None, NVML and the GPU are asked. `compiled`: race torch.compile
@@ -71,7 +72,8 @@ class Judge:
         in which baselines' times alone are kept for later judges (see `kernels.judge.race.baselines`). `quiet`: a
         file that judges of other processes on the same GPU are given too, so that none races beside another's
         work. `tf32_products`: matrix products of float32 are TF32's, as with torch's matmul precision "high", in
-        references, baselines and candidates alike; candidates are held to that eager's error."""
+        references, baselines and candidates alike; candidates are held to that eager's error. `extensions`: a
+        folder of extensions built from candidates' sources, which their processes may read."""
         self.device = device
         self._compiled = compiled
         self.limits = limits
@@ -79,7 +81,7 @@ class Judge:
         self._shelf = Shelf(shelf, self.environment) if shelf is not None else None
         self._entropy = entropy or fresh
         self._clock = clock
-        self._zygote = Zygote(device, interpret, tf32_products)
+        self._zygote = Zygote(device, interpret, tf32_products, extensions)
         self._nvml = Nvml() if device == "cuda" else None
         self._vram = (
             Vram(self._nvml.free_bytes, self._nvml.used_bytes, self._own_vram) if self._nvml is not None else None

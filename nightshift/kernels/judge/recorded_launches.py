@@ -37,7 +37,7 @@ def plan(
     if isinstance(runner, PlanRunner):
         values = problem.inputs(case, "normal", 1, trial.judge.device)
         return runner.plan_of(case, values)
-    if trial.judge.device != "cuda":
+    if trial.judge.device != "cuda" or trial.candidate.kind == "library":
         return None
     examiner = Examiner(problem, trial.candidate, trial.judge.device, runner)
     probe = Probe("accuracy", case, "normal", (mix(int.from_bytes(trial.secret, "little"), 3),))

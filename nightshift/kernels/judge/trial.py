@@ -57,6 +57,7 @@ class Request:
     cases: tuple[Case, ...] = ()  # timed cases; empty: all of the problem's that the candidate admits
     search: bool = False  # only the timed cases are examined, and values come from the judge's pool: no certificate
     gradients: bool = True  # race the training step too, where candidate and problem are differentiable
+    libraries: bool = False  # race a library composition as well: to know its time, never to certify it
 
 
 @dataclass
@@ -136,7 +137,7 @@ class JudgeTrial:
 
     @property
     def racing(self) -> bool:
-        return self.request.pace is not None and self.candidate.kind != "library"
+        return self.request.pace is not None and (self.request.libraries or self.candidate.kind != "library")
 
     def _why_not_raced(self) -> str:
         if self.request.pace is None:
@@ -307,7 +308,7 @@ class JudgeTrial:
 
     def _look_back(self, runner: HostRunner, where: str) -> None:
         left = runner.process.request({"op": "left"}, self.judge.limits.call_s, stage="integrity")
-        hold_to_footprint(self.candidate, left.body, "integrity", where)
+        hold_to_footprint(self.candidate, left.body, "integrity", where, self.problem.random)
 
     def _ask_huge(self, examiner: Examiner, probe: Probe) -> None:
         """Of a process of its own, which ends right after, and one such at a time: many GiB are lent for it."""
@@ -325,7 +326,8 @@ class JudgeTrial:
 
     def _ask_afresh(self, examiner: Examiner, probe: Probe, refusal: Refusal) -> None:
         """A wrong answer that a fresh process gives right comes of something remembered: say so."""
-        if refusal.reason not in RESULTS or examiner.found.calls <= 1 or probe.on_stream or probe.rows:
+        luck = self.problem.random or probe.on_stream or probe.rows
+        if refusal.reason not in RESULTS or examiner.found.calls <= 1 or luck:
             return  # and while a fresh process compiles, late inputs arrive
         alone = replace(probe, seeds=(examiner.seed,), under_load=False)
         with contextlib.ExitStack() as stack:

@@ -52,10 +52,16 @@ def late_inputs(inputs: Sequence[Any], device: str) -> Iterator[list[Any]]:
     stream.synchronize()
 
 
-def amid_others(run: Callable[[Sequence[Any]], Any], inputs: Sequence[Any], device: str) -> Any:
+def amid_others(
+    run: Callable[[Sequence[Any]], Any], inputs: Sequence[Any], device: str, integers: bool = True
+) -> Any:
     """The outputs of `run(inputs)`, called among other calls of the same entry on a second stream, with other
-    values: who keeps memory between calls gives it to both at once. On the CPU one call comes after the other."""
-    others = [_blank(x).copy_(x.roll(1)) if isinstance(x, torch.Tensor) else x for x in inputs]
+    values: who keeps memory between calls gives it to both at once. On the CPU one call comes after the other.
+    integers: whether theirs are others too; offsets that others rely on must stay."""
+    others = [
+        _blank(x).copy_(x.roll(1) if integers or x.is_floating_point() else x) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    ]
     if device != "cuda":
         run(others)
         outputs = run(inputs)

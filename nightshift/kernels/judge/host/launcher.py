@@ -31,8 +31,11 @@ _HELD = "held"
 class Zygote:
     """Starts confined processes for one judge. Use as a context manager, or call `close`."""
 
-    def __init__(self, device: str, interpret: bool = False, tf32_products: bool = False) -> None:
+    def __init__(
+        self, device: str, interpret: bool = False, tf32_products: bool = False, extensions: Path | None = None
+    ) -> None:
         self.device = device
+        self._extensions = [] if extensions is None else [str(extensions.resolve())]
         self._root, self._held = _scratch_root()
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[4]), *sys.path])}
@@ -90,6 +93,7 @@ class Zygote:
         if isinstance(lent, CpuLender):
             descriptors.append(lent.descriptor)
         address = None if self.device == "cuda" else limits.memory_bytes + (8 << 30)
+        allowed = paths(self.device, peers)
         order = {
             "role": role,
             "key": key.hex(),
@@ -102,7 +106,8 @@ class Zygote:
                 "processes": limits.processes,
                 "address_bytes": address,
                 "uid": uid,
-                **paths(self.device, peers),
+                **allowed,
+                "readable": [*allowed["readable"], *self._extensions],
             },
         }
         try:

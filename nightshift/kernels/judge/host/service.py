@@ -245,7 +245,7 @@ class Host:
             if order.get("record"):
                 outputs, blob = self._recorded(run, inputs, order, body)
             elif order.get("overlap") and not order.get("gradients"):
-                outputs = amid_others(run, inputs, self._device)
+                outputs = amid_others(run, inputs, self._device, order["overlap"] != "floats")
             else:
                 outputs = run(inputs)
             if not order["mutates"]:

@@ -103,6 +103,7 @@ class Examiner:
         wants: dict[int, Expected] = {}
         deterministic: bool | None = None
         previous: Outputs = ()
+        answers: list[tuple[Inputs, Outputs]] = []
         for number, seed in enumerate(probe.seeds):
             if self.truths is None:
                 inputs = self.problem.inputs(probe.case, probe.distribution, seed, self.device)
@@ -114,6 +115,12 @@ class Examiner:
                     return
             self.seed = seed
             outputs = self.call(probe, seed, inputs)
+            if self.problem.accepts is not None:
+                answers.append((inputs, outputs))
+                if wrong := self.problem.accepts(answers):
+                    where = f"{probe.case}, {probe.distribution}, call {number + 1} of {len(probe.seeds)}"
+                    raise Refusal(Reason.not_exact, f"{wrong} ({where})", probe.stage)
+                continue
             if seed in seen:
                 if deterministic is None:
                     upstream = self._upstream(probe, seed, inputs)

@@ -202,6 +202,8 @@ FULL_GPU = Scope(1 << 29, 1 << 22, 1 << 24, 1 << 40, sweep_random=12, benchmark=
 
 def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) -> tuple[Probe, ...]:
     """The probes in the order in which they are to be run; empty where the declared domain admits no case."""
+    if problem.probes is not None:
+        return problem.probes(problem, candidate, secret, scope)
     rng = random.Random(secret + problem.name.encode())
     on = Ground(problem, candidate, rng, scope, [], secret)
     on.admitted = [case for case in sweep(on) if on.admits(case)]

@@ -200,6 +200,10 @@ class Track:
             values = blended(slot.values, self.beside(number).values, slot.blend)
         taken = self.outputs(number)
         give_back()
+        if self.problem.accepts is not None:
+            if wrong := self.problem.accepts([(values, taken)]):
+                raise Refusal(Reason.timed_output_wrong, f"a timed call's output: {wrong} ({self.case})", "timing")
+            return
         if slot.blend == PLAIN:
             want = self.truths.expected(self.problem, self.case, slot.seed, values)
         else:

@@ -1,0 +1,1 @@
+"""Operations of inference: norms, attention over paged and ragged caches, recurrent states; one kernel a kind."""

@@ -1,0 +1,720 @@
+"""A definition of serving as a problem: ragged and paged inputs, questions beyond its workloads, a float64 oracle.
+
+A case is `rows` (sequences, tokens or lines), a `regime` (how long the sequences are and where their pages lie: see
+`REGIMES`) and a `workload`, 0 or the number of a published one. Every other size follows from these three. What an
+input means is told by its name and place: `VALUES`, in order. A definition with an input or an axis of no known
+meaning is refused by name: random integers for indices would read outside a cache.
+
+The reference is run in the judge's process: load only folders that you trust, as with `kernels.suites.kernelbench`.
+The oracle is the reference again, in which every float of 16 or 32 bits is float64.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import random
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from nightshift.kernels.candidate import Candidate, Language
+from nightshift.kernels.draw import TWIN, Draw, mix
+from nightshift.kernels.judge.probes.inputs import Probe
+from nightshift.kernels.judge.probes.sizes import Scope
+from nightshift.kernels.judge.verdict import FIT, Reason, Verdict
+from nightshift.kernels.problem import Axis, Case, Input, Inputs, Problem, ProblemError
+from nightshift.kernels.suites.answers import SHARED, rule_of
+from nightshift.kernels.suites.definitions import FLOATS, Definition, Solution, TensorForm, Workload
+from nightshift.kernels.suites.extension import MODULE
+from nightshift.kernels.suites.process_settings import as_it_was
+
+REGIMES: tuple[tuple[str, str], ...] = (
+    ("mixed", "lengths from 1 on, most no multiple of the page"),
+    ("one", "every sequence is one token, on one page"),
+    ("full page", "every sequence fills its pages"),
+    ("past a page", "every sequence has one token on its last page"),
+    ("empty", "the first and every second sequence after it are empty"),
+    ("all empty", "no sequence has a token"),
+    ("shared", "sequences share pages, and some page comes twice in one sequence"),
+    ("long", "one long sequence among short ones"),
+    ("prefix", "queries continue a sequence: fewer of them than keys"),
+)
+"""How long sequences are, and where they lie: (name, meaning), by the number that a case has."""
+_NAMES = tuple(name for name, _ in REGIMES)
+RAGGED = frozenset({"kv_indptr", "qo_indptr", "cu_seqlens", "seq_lens"})
+ROWS = ("batch_size", "M", "num_tokens", "total_num_tokens", "seq_len", "num_seqs")
+"""Axes that are a case's rows where a definition varies in them, the first that it has."""
+DISTRIBUTIONS = ("normal", "ties", "tiny", "far", "large_mean", "zeros")
+"""What values are: see `_scaled`. "far" are logits of several hundred."""
+_PAGED = ("page_size",)
+_SPARE_PAGES = 3
+_STEPS = 4
+_SHARED_TOKENS = 12
+LINES = (1, 2, 3, 7, 16, 17, 33, 65, 129)
+SEQUENCES = (1, 2, 5)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a case's sequences, in tokens: keys and queries; how many pages each takes; and the sizes of all axes."""
+
+    keys: tuple[int, ...]
+    queries: tuple[int, ...]
+    counts: tuple[int, ...]
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def pages(self) -> tuple[tuple[int, ...], ...]:
+        """Where fewer pages exist than sequences take, they share some."""
+        most, at, made = self.sizes.get("num_pages", 0), 0, []
+        order = _shuffled(most, most)
+        for count in self.counts:
+            made.append(tuple(order[(at + k) % most] for k in range(count)))
+            at += count
+        return tuple(made)
+
+
+class _Wide(TorchFunctionMode):
+    """Everything in float64: a factory's dtype, a conversion, and a tensor that was made elsewhere."""
+
+    _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+    _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._CASTS:
+            return args[0].double()
+        if func is torch.Tensor.view:  # the bytes of a packed cache are what they are
+            return func(*args, **(kwargs or {}))
+        given = tuple(self._wide(x) for x in args)
+        return func(*given, **{name: self._wide(x) for name, x in (kwargs or {}).items()})
+
+    def _wide(self, value: Any) -> Any:
+        return torch.float64 if isinstance(value, torch.dtype) and value in self._NARROW else value
+
+
+def problem_of(definition: Definition, workloads: Sequence[Workload] = ()) -> Problem:
+    """A definition and its workloads as a problem. Raises ProblemError where its inputs have no known meaning."""
+    reference = _reference(definition)
+    maker = _Maker(definition, tuple(workloads))
+    dtype = _dtype(definition)
+    cases = tuple(
+        Case.of(dtype, rows=1, regime=0, workload=number) for number in _chosen(definition, workloads, maker)
+    )
+    small = Case.of(dtype, rows=2, regime=0, workload=0)
+    maker.lengths(small)  # that every size can be told
+
+    def oracle(*inputs: Any) -> Any:
+        with as_it_was():
+            torch.set_default_dtype(torch.float64)
+            with _Wide():
+                return reference(*inputs)
+
+    def checked(*inputs: Any) -> Any:
+        with as_it_was():
+            return reference(*inputs)
+
+    problem = Problem(
+        name=f"serving/{definition.name}",
+        family=definition.kind,
+        reference=checked,
+        make_inputs=maker.make,
+        cases=cases or (small,),
+        axes=(
+            Axis("rows", LINES, 1, 1 << 16),
+            Axis("regime", (0,), 0, len(REGIMES)),
+            Axis("workload", (0,), 0, 4096),
+        ),
+        compulsory_bytes=maker.moved_bytes,
+        flops=maker.moved_bytes,
+        dtypes=(dtype,),
+        distributions=DISTRIBUTIONS,
+        layouts=("contiguous",),
+        oracle=oracle,
+        probes=lambda problem, candidate, secret, scope: probes(problem, maker, secret, scope),
+    )
+    rule = rule_of(definition, lambda inputs: (problem.eager(inputs), problem.truth(inputs)))
+    return problem if rule is None else replace(problem, accepts=rule.accepts, random=rule.random)
+
+
+def probes(problem: Problem, maker: _Maker, secret: bytes, scope: Scope) -> tuple[Probe, ...]:
+    """What a candidate is asked, the smallest first, so that a refusal names a small input.
+
+    Every regime at a few numbers of rows; every distribution of values; streams, work beside it, repeated calls;
+    the same memory with other values; and the published workloads, as far as the scope affords them.
+    """
+    key = int.from_bytes(secret[:8].ljust(8, b"\0"), "little")
+    seeds = (mix(key, number) for number in range(1 << 20))
+    dtype, unique = problem.dtypes[0], problem.accepts is None
+
+    def case(rows: int, regime: str = "mixed", workload: int = 0) -> Case:
+        return Case.of(dtype, rows=rows, regime=_NAMES.index(regime), workload=workload)
+
+    def affordable(case: Case) -> bool:
+        return problem.compulsory_bytes(case) <= scope.max_bytes
+
+    def made() -> Iterator[Probe]:
+        base = case(3)
+        yield Probe("smoke", case(2), "normal", (next(seeds),))
+        for rows in SEQUENCES if maker.ragged else LINES:
+            for name in _NAMES if maker.ragged else ("mixed",):
+                yield Probe("sweep", case(rows, name), "normal", (next(seeds),))
+        for name in problem.distributions if unique else ():
+            yield Probe("values", base, name, (next(seeds),))
+        if "probs" in maker.definition.inputs:  # rows of one distribution, as many as its test asks for
+            yield Probe("values", case(256), SHARED, (next(seeds),) * scope.repeats)
+        again = (next(seeds),) * (scope.repeats if unique else 1)
+        yield Probe("determinism", base, "normal", again, under_load=True)
+        yield Probe("determinism", base, "normal", (next(seeds),), on_stream=True)
+        yield Probe("determinism", base, "normal", (next(seeds),), overlapping=True)
+        a, b = next(seeds), next(seeds)
+        yield Probe("integrity", base, "normal", (a, b, a + TWIN, a) if unique else (a, b))
+        for one in problem.cases if scope.benchmark else ():
+            yield Probe("accuracy", one, "normal", (next(seeds),))
+
+    return tuple(probe for probe in made() if probe.stage == "smoke" or affordable(probe.case))
+
+
+def told(case: Case) -> str:
+    """A case in words."""
+    if case["workload"]:
+        return f"workload {case['workload']}"
+    regime = "" if case["regime"] == 0 else f", {_NAMES[case['regime']]}"
+    return f"rows={case['rows']}{regime}"
+
+
+def _reference(definition: Definition) -> Callable[..., Any]:
+    module = types.ModuleType(f"definition_{definition.name}")
+    with as_it_was():
+        try:
+            exec(compile(definition.reference, f"<{definition.name}>", "exec"), module.__dict__)
+        except Exception as error:
+            raise ProblemError(f"{definition.name}: reference: {type(error).__name__}: {error}") from error
+    run: Callable[..., Any] = module.run
+    needed = list(inspect.signature(run).parameters)
+    if sorted(needed) != sorted(definition.inputs):
+        text = f"{', '.join(needed)}, and the inputs are {', '.join(definition.inputs)}"
+        raise ProblemError(f"{definition.name}: reference: run takes {text}")
+    order, outputs = list(definition.inputs), list(definition.outputs)
+
+    def reference(*inputs: Any) -> Any:
+        made = run(**dict(zip(order, inputs, strict=True)))  # some list their inputs in another order
+        return tuple(made[name] for name in outputs) if isinstance(made, Mapping) else made
+
+    return reference
+
+
+def _dtype(definition: Definition) -> str:
+    names = (form.dtype for form in definition.inputs.values() if form.shape is not None)
+    return next((name for name in names if name in ("bfloat16", "float16", "float32")), "bfloat16")
+
+
+_LARGEST, _MOST_CASES = 1 << 28, 3
+
+
+def _chosen(definition: Definition, workloads: Sequence[Workload], maker: _Maker) -> list[int]:
+    """Of the workloads, from 1, the smallest, the middle and the largest of at most 256 MiB."""
+    dtype = _dtype(definition)
+    sized = sorted(
+        (size, number)
+        for number in range(1, len(workloads) + 1)
+        if (size := maker.moved_bytes(Case.of(dtype, rows=1, regime=0, workload=number))) <= _LARGEST
+    )
+    places = sorted({0, len(sized) // 2, len(sized) - 1}) if sized else []
+    return [sized[place][1] for place in places][:_MOST_CASES]
+
+
+class _Maker:
+    """Sizes and values of one definition's inputs, for every case."""
+
+    def __init__(self, definition: Definition, workloads: tuple[Workload, ...]) -> None:
+        self.definition = definition
+        self.workloads = workloads
+        self.ragged = bool(RAGGED & set(definition.inputs))
+        self.page = next((definition.axes[name] or 1 for name in _PAGED if name in definition.axes), 1)
+        self._lengths: dict[Case, Lengths] = {}
+        unknown = [name for name, form in definition.inputs.items() if _role(name, form) is None]
+        if unknown:
+            raise ProblemError(f"{definition.name}: inputs.{unknown[0]}: an input of no known meaning")
+
+    def make(self, case: Case, draw: Draw) -> Inputs:
+        """Inputs in the definition's order."""
+        lengths = self.lengths(case)
+        made: list[Input] = []
+        for name, form in self.definition.inputs.items():
+            role = _role(name, form)
+            assert role is not None
+            value = role(self, name, form, lengths, draw, case)
+            made.append(self._number(name, value, case) if form.shape is None else value)
+        return tuple(made)
+
+    def _number(self, name: str, value: Input, case: Case) -> Input:
+        given = self.workloads[case["workload"] - 1].numbers if case["workload"] else {}
+        return given.get(name, value)
+
+    def shape(self, form: TensorForm, lengths: Lengths) -> tuple[int, ...]:
+        return tuple(size if isinstance(size, int) else lengths.sizes[size] for size in form.shape or ())
+
+    def moved_bytes(self, case: Case) -> int:
+        """Of all inputs and outputs."""
+        lengths = self.lengths(case)
+        forms = (*self.definition.inputs.values(), *self.definition.outputs.values())
+        return sum(math.prod(self.shape(form, lengths)) * form.torch_dtype.itemsize for form in forms if form.shape)
+
+    def lengths(self, case: Case) -> Lengths:
+        if case not in self._lengths:
+            published = self.workloads[case["workload"] - 1].axes if case["workload"] else {}
+            self._lengths[case] = self._published(published) if published else self._drawn(case)
+        return self._lengths[case]
+
+    def _drawn(self, case: Case) -> Lengths:
+        count, regime = case["rows"], _NAMES[case["regime"]]
+        if not self.ragged:
+            return self._laid((), (), False, {}, count)
+        keys = tuple(self._keys(regime, number, count) for number in range(count))
+        queries = tuple(self._queries(regime, number, length) for number, length in enumerate(keys))
+        return self._laid(keys, queries, regime == "shared", {}, count)
+
+    def _keys(self, regime: str, number: int, count: int) -> int:
+        page = self.page
+        some = 1 + mix(count, number, 0x5E) % max(40, 2 * page + 5)
+        match regime:
+            case "one":
+                return 1
+            case "full page":
+                return page * (1 + number % 2)
+            case "past a page":
+                return page * (1 + number % 2) + 1
+            case "empty":
+                return 0 if number % 2 == 0 else some
+            case "all empty":
+                return 0
+            case "long":
+                return 10 * page + 500 if number == count // 2 else some
+            case _:
+                return some
+
+    def _queries(self, regime: str, number: int, keys: int) -> int:
+        return 1 + mix(number, keys, 0x9E) % keys if regime in ("prefix", "mixed") and keys else keys
+
+    def _published(self, axes: Mapping[str, int]) -> Lengths:
+        """Lengths that add up to a workload's axes; how it splits them is in files that no folder here has."""
+        if not self.ragged:
+            rows = next((axes[name] for name in ROWS if name in axes), 1)
+            return self._laid((), (), False, axes, rows)
+        count = axes.get("len_indptr", axes.get("len_cu_seqlens", 0)) - 1
+        count = count if count >= 0 else axes.get("num_seqs", axes.get("batch_size", 1))
+        total = axes.get("num_kv_indices", axes.get("total_kv", axes.get("total_seq_len", 0)))
+        pages = _split(total, count)
+        tokens = tuple(n * self.page for n in pages) if "num_kv_indices" in axes else pages
+        queries = _split(axes.get("total_q", axes.get("total_seq_len", 0)), count)
+        keys = tuple(max(k, q) for k, q in zip(tokens, queries, strict=True)) if "total_q" in axes else tokens
+        if sum(keys) != sum(tokens):  # as many queries as keys, where a workload is one prefill
+            keys = tokens
+            queries = tuple(min(q, k) for q, k in zip(queries, tokens, strict=True))
+        return self._laid(keys, queries, False, axes, count)
+
+    def _laid(
+        self, keys: tuple[int, ...], queries: tuple[int, ...], shared: bool, given: Mapping[str, int], count: int
+    ) -> Lengths:
+        counts = [-(-length // self.page) for length in keys]
+        total = sum(counts)
+        most = max(given.get("num_pages", 0), max(1, total // 2) if shared else total + _SPARE_PAGES)
+        sizes = {name: size for name, size in self.definition.axes.items() if size is not None}
+        widest = max((*counts, 1))
+        topk = -(-sizes.get("topk", 1) // self.page)
+        # the first of these names that a definition varies in is its rows; the rest follow
+        derived = {
+            **dict.fromkeys(ROWS, max(1, count)),
+            "len_indptr": count + 1,
+            "len_cu_seqlens": count + 1,
+            "num_pages": most,
+            "num_kv_indices": total,
+            "total_q": sum(queries),
+            "total_kv": sum(keys),
+            "total_seq_len": sum(keys),
+            "max_num_pages": max(widest, topk),
+            "max_seq_len": max(64, sizes.get("topk", 1), *keys),
+            "max_position": 64,
+            "pool_size": count + 2,
+            "state_cache_size": count + 2,
+            "num_k_heads": 4,
+            "num_qo_heads": 8,
+            "num_kv_heads": 2,
+        }
+        if "seq_len" in self.definition.variable and "batch_size" in self.definition.variable:
+            derived["seq_len"] = _STEPS
+        for name in self.definition.variable:
+            if name not in derived and name not in given:
+                raise ProblemError(f"{self.definition.name}: axes.{name}: an axis of no known meaning")
+            sizes[name] = given.get(name, derived.get(name, 0))
+        return Lengths(keys, queries, tuple(counts), sizes)
+
+
+def _split(total: int, count: int) -> tuple[int, ...]:
+    """A total in so many parts, no two neighbours alike where that can be."""
+    if count <= 0:
+        return ()
+    weights = [1 + mix(number, count) % 7 for number in range(count)]
+    parts = [total * weight // sum(weights) for weight in weights]
+    parts[-1] += total - sum(parts)
+    return tuple(parts)
+
+
+def _shuffled(count: int, key: int) -> list[int]:
+    return random.Random(key).sample(range(count), count)
+
+
+# --- what inputs mean ---------------------------------------------------------------------------------------------
+
+Role = Callable[[_Maker, str, TensorForm, Lengths, Draw, Case], Any]
+
+
+def _tensor(values: Sequence[int], form: TensorForm, draw: Draw) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int64).to(device=draw.device, dtype=form.torch_dtype)
+
+
+def _sums(values: Sequence[int]) -> list[int]:
+    found = [0]
+    for value in values:
+        found.append(found[-1] + value)
+    return found
+
+
+def _offsets(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    if name == "qo_indptr":
+        return _tensor(_sums(lengths.queries), form, draw)
+    paged = "kv_indices" in maker.definition.inputs
+    return _tensor(_sums([len(p) for p in lengths.pages] if paged else lengths.keys), form, draw)
+
+
+def _page_numbers(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    return _tensor([page for pages in lengths.pages for page in pages], form, draw)
+
+
+def _last_pages(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    count = maker.shape(form, lengths)[0]
+    last = [(length - 1) % maker.page + 1 if length else 0 for length in lengths.keys]
+    return _tensor([*last, *[0] * count][:count], form, draw)
+
+
+def _sequence_lengths(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    return _tensor(lengths.keys, form, draw)
+
+
+def _page_table(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Of each sequence its pages, or the place of each of its tokens where a page holds one."""
+    rows, width = maker.shape(form, lengths)
+    if "max_seq_len" in (form.shape or ()):
+        table = [[p * maker.page + k for p in pages for k in range(maker.page)] for pages in lengths.pages]
+    else:
+        table = [list(pages) for pages in lengths.pages]
+    flat = [value for row in table[:rows] for value in (*row, *[0] * width)[:width]]
+    return _tensor(flat, form, draw).reshape(rows, width)
+
+
+def _chosen_places(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Of each row places in the cache, then −1 to its end: from none to all that fit."""
+    rows, width = maker.shape(form, lengths)
+    room = lengths.sizes["num_pages"] * maker.page
+    table = []
+    for row in range(rows):
+        most = min(room, width)
+        filled = (most, 1, 0, most // 2 + 1)[(row + mix(case["regime"], rows)) % 4]
+        order = _shuffled(room, mix(draw.seed, row))[:filled]
+        table += [*order, *[-1] * (width - filled)]
+    return _tensor(table, form, draw).reshape(rows, width)
+
+
+def _states(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Places in a pool of states, each once: two rows that write one state have no one right answer."""
+    count = maker.shape(form, lengths)[0]
+    room = lengths.sizes.get("pool_size", lengths.sizes.get("state_cache_size", count))
+    return _tensor(_shuffled(room, mix(room, count))[:count], form, draw)
+
+
+def _ids(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    axes = lengths.sizes
+    high = axes.get("vocab_size", axes.get("num_experts", axes.get("max_position", axes.get("max_seq_len", 1))))
+    if name == "topk_ids":  # each expert once
+        rows, width = maker.shape(form, lengths)
+        flat = [e for row in range(rows) for e in _shuffled(high, mix(high, row))[:width]]
+        return _tensor(flat, form, draw).reshape(rows, width)
+    return draw.integers(maker.shape(form, lengths), high, form.torch_dtype)
+
+
+def _probabilities(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    rows, size = maker.shape(form, lengths)
+    if draw.distribution != SHARED:
+        return torch.softmax(draw.values((rows, size), torch.float32, "normal") * 3, dim=-1).to(form.torch_dtype)
+    row = torch.zeros(size, dtype=torch.float32)
+    for rank, place in enumerate(_shuffled(min(size, 4096), draw.seed)[:_SHARED_TOKENS], 1):
+        row[place * (size // min(size, 4096))] = 2.0**-rank
+    row /= row.sum()
+    return row.to(draw.device).expand(rows, size).to(form.torch_dtype, copy=True).contiguous()
+
+
+def _kept(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """How many, or how much, sampling keeps of each row."""
+    count = maker.shape(form, lengths)[0]
+    if draw.distribution == SHARED:
+        return torch.full((count,), 6 if name == "top_k" else 0.9, dtype=form.torch_dtype, device=draw.device)
+    if name == "top_k":
+        return _tensor([(1, 40, 2, 200)[row % 4] for row in range(count)], form, draw)
+    kept = [(0.9, 0.5, 0.95, 0.1)[row % 4] for row in range(count)]
+    return torch.tensor(kept, dtype=form.torch_dtype, device=draw.device)
+
+
+def _routing(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """No two logits of a row alike, so that the experts of each token are one set; by the case alone, as a race
+    takes each element from one of two draws."""
+    rows, experts = maker.shape(form, lengths)
+    draw = Draw(mix(rows, experts), "normal", draw.device)
+    order = draw.uniform((rows, experts), torch.float32).argsort(dim=-1).to(torch.float32)
+    return ((order - experts / 2) * (8.0 / experts)).to(form.torch_dtype)
+
+
+def _positive(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Scales of quantised values: what they scale is near one then."""
+    shape = maker.shape(form, lengths)
+    if form.shape is None:
+        return 1.0
+    return draw.uniform(shape, torch.float32, 0.5, 1.5).mul(2.0**-5).to(form.torch_dtype)
+
+
+def _negative(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Mamba's A, below zero: a state that decays."""
+    return -draw.uniform(maker.shape(form, lengths), torch.float32, 0.5, 1.5).to(form.torch_dtype)
+
+
+def _angles(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    return draw.uniform(maker.shape(form, lengths), torch.float32, -1.0, 1.0).to(form.torch_dtype)
+
+
+def _packed(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """An FP8 cache as bytes: all keys of a page, then a float32 scale of each."""
+    pages, size, heads, width = maker.shape(form, lengths)
+    keys = draw.values((pages, size * heads * (width - 4)), torch.float32, "normal").to(torch.float8_e4m3fn)
+    scales = draw.uniform((pages, size * heads), torch.float32, 0.5, 1.5)
+    if draw.device.type == "meta":
+        return torch.empty((pages, size, heads, width), dtype=form.torch_dtype, device="meta")
+    flat = torch.cat([keys.view(torch.int8), scales.view(torch.int8).reshape(pages, -1)], dim=1)
+    return flat.reshape(pages, size, heads, width)
+
+
+def _weights(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Matrices that keep the size of what they multiply, and vectors near one."""
+    shape = maker.shape(form, lengths)
+    if len(shape) == 1:
+        return draw.weights(shape, torch.float32).to(form.torch_dtype)
+    scale = 1.0 if form.torch_dtype.itemsize == 1 or len(shape) < 3 else shape[-1] ** -0.5
+    return draw.normal(shape, torch.float32, scale).to(form.torch_dtype)
+
+
+_FAR = 16.0
+
+
+def _values(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    made = _scaled(draw, maker.shape(form, lengths))
+    if maker.definition.kind == "gdn" and name == "k":  # keys of a delta rule have length one, or its state grows
+        made = torch.nn.functional.normalize(made, dim=-1)
+    return made.to(form.torch_dtype)
+
+
+def _scaled(draw: Draw, shape: Sequence[int]) -> torch.Tensor:
+    """Values of a draw; "far" ones are 16 times the usual, so that logits of attention are several hundred."""
+    if draw.distribution == "far":
+        return draw.values(shape, torch.float32, "normal") * _FAR
+    return draw.values(shape, torch.float32)
+
+
+def _scale(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    axes = lengths.sizes
+    wide = axes.get("head_dim_qk", axes.get("qk_dim", axes.get("head_dim", axes.get("head_size", 0))))
+    return (wide or 192) ** -0.5  # MLA scales by the width before its keys were absorbed, 128 + 64
+
+
+def _constant(value: float | int) -> Role:
+    return lambda *_: value
+
+
+def _decays(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Of a gated delta rule: g below zero where it is a logarithm, beta between 0 and 1."""
+    return draw.uniform(maker.shape(form, lengths), torch.float32, 0.05, 0.95).to(form.torch_dtype)
+
+
+ROLES: tuple[tuple[Callable[[str, TensorForm], bool], Role], ...] = (
+    (lambda name, form: name in ("kv_indptr", "qo_indptr", "cu_seqlens"), _offsets),
+    (lambda name, form: name == "kv_indices", _page_numbers),
+    (lambda name, form: name == "kv_last_page_len", _last_pages),
+    (lambda name, form: name == "seq_lens", _sequence_lengths),
+    (lambda name, form: name in ("block_table", "page_table"), _page_table),
+    (lambda name, form: name == "sparse_indices", _chosen_places),
+    (lambda name, form: name in ("initial_state_indices", "state_batch_indices"), _states),
+    (lambda name, form: name in ("input_ids", "positions", "topk_ids"), _ids),
+    (lambda name, form: name == "probs", _probabilities),
+    (lambda name, form: name in ("top_k", "top_p"), _kept),
+    (lambda name, form: name in ("routing_logits", "gating_output"), _routing),
+    (lambda name, form: name in ("sm_scale", "scale"), _scale),
+    (lambda name, form: name == "k" and form.shape is None, _constant(50)),
+    (lambda name, form: name == "num_samples", _constant(1)),
+    (lambda name, form: form.dtype == "bool" and form.shape is None, _constant(True)),
+    (lambda name, form: name == "local_expert_offset", _constant(0)),
+    (lambda name, form: name == "routed_scaling_factor", _constant(2.5)),
+    (lambda name, form: name == "rope_theta", _constant(10000.0)),
+    (lambda name, form: "scale" in name, _positive),
+    (lambda name, form: name == "topk_weights", _positive),
+    (lambda name, form: name == "A", lambda *a: (_negative if a[2].dtype == "float32" else _values)(*a)),
+    (lambda name, form: name in ("g", "beta"), _decays),
+    (lambda name, form: name in ("cos", "sin", "cos_sin_cache"), _angles),
+    (lambda name, form: name == "k_index_cache_fp8", _packed),
+    (lambda name, form: name in ("weight", "B", "w1", "w2") or "_weights" in name or "_proj" in name, _weights),
+    (lambda name, form: form.dtype in FLOATS and form.shape is not None, _values),
+)
+"""What an input is, by the first of these that fits."""
+
+
+def _role(name: str, form: TensorForm) -> Role | None:
+    return next((role for fits, role in ROLES if fits(name, form)), None)
+
+
+# --- solutions, and what is written of them -----------------------------------------------------------------------
+
+
+def candidate_of(definition: Definition, solution: Solution, extension: Path | None = None) -> Candidate:
+    """A solution as a candidate; of C++ and CUDA its built `extension`. It is a library: its host code may call
+    torch, so it is judged and never certified as a kernel. Raises ProblemError that names what it lacks."""
+    absent = [
+        name for need in solution.needs if (name := _package(need)) and importlib.util.find_spec(name) is None
+    ]
+    if absent:
+        raise ProblemError(f"{solution.name}: needs {absent[0]}, which is absent here")
+    file, entry = solution.entry
+    if solution.language == "cuda":
+        if extension is None:
+            raise ProblemError(f"{solution.name}: not built")
+        source = _LOADED.format(module=MODULE, path=str(extension.resolve()), entry=entry)
+    elif len(solution.sources) > 1:
+        raise ProblemError(f"{solution.name}: {len(solution.sources)} Python files, and a candidate is one")
+    else:
+        source = f"{solution.sources[file]}\n\n_solution = {entry}\n"
+    returned = _RETURNED.format(outputs=list(definition.outputs))
+    source += returned if solution.style is False else _passed_in(definition)
+    if solution.style is None:  # some return their outputs, others take them: the first call tells
+        source += returned.replace("nightshift_entry", "_returned") + _EITHER
+    language: Language = "triton" if solution.language == "triton" else "python"
+    return Candidate(source, "nightshift_entry", language, "library", "none")
+
+
+_LOADED = """import importlib.util
+
+_spec = importlib.util.spec_from_file_location({module!r}, {path!r})
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+_solution = _module.{entry}
+"""
+_RETURNED = """
+
+def nightshift_entry(*inputs):
+    made = _solution(*inputs)
+    return tuple(made[name] for name in {outputs!r}) if isinstance(made, dict) else made
+"""
+
+_EITHER = """
+
+_passed = nightshift_entry
+_ways = []
+
+
+def nightshift_entry(*inputs):
+    if not _ways:
+        try:
+            made = _returned(*inputs)
+        except TypeError:
+            made = _passed(*inputs)
+            _ways.append(_passed)
+        else:
+            _ways.append(_returned)
+        return made
+    return _ways[0](*inputs)
+"""
+
+
+def _passed_in(definition: Definition) -> str:
+    """The entry of a solution that is given its outputs: their sizes are those of axes that inputs have."""
+    known = {name: str(size) for name, size in definition.axes.items() if size is not None}
+    for number, form in enumerate(definition.inputs.values()):
+        for place, size in enumerate(form.shape or ()):
+            if isinstance(size, str):
+                known.setdefault(size, f"inputs[{number}].shape[{place}]")
+    first = next(i for i, form in enumerate(definition.inputs.values()) if form.shape)
+    made = []
+    for form in definition.outputs.values():
+        sizes = ", ".join(known[size] if isinstance(size, str) else str(size) for size in form.shape or ())
+        made.append(f"torch.empty(({sizes},), dtype=torch.{form.dtype}, device=inputs[{first}].device)")
+    lines = ["import torch", "", "", "def nightshift_entry(*inputs):", f"    outputs = [{', '.join(made)}]"]
+    return "\n" + "\n".join([*lines, "    _solution(*inputs, *outputs)", "    return tuple(outputs)", ""])
+
+
+def _package(need: str) -> str:
+    """The module that a requirement names; empty for what a compiler brings."""
+    name = re.split(r"[ <>=!~\[;]", need.strip(), maxsplit=1)[0].lower().replace("-", "_")
+    return "" if name in ("cuda", "cudnn", "cublas", "") else {"flashinfer_python": "flashinfer"}.get(name, name)
+
+
+_STATUS: Mapping[Reason, str] = {
+    Reason.passed: "PASSED",
+    Reason.wrong_shape: "INCORRECT_SHAPE",
+    Reason.wrong_type: "INCORRECT_SHAPE",
+    Reason.wrong_dtype: "INCORRECT_DTYPE",
+    Reason.compile_failed: "COMPILE_ERROR",
+    Reason.syntax: "COMPILE_ERROR",
+    Reason.entry_missing: "COMPILE_ERROR",
+    Reason.import_timeout: "TIMEOUT",
+    Reason.call_timeout: "TIMEOUT",
+    Reason.raised: "RUNTIME_ERROR",
+    Reason.host_died: "RUNTIME_ERROR",
+    Reason.illegal_access: "RUNTIME_ERROR",
+    Reason.out_of_memory: "RUNTIME_ERROR",
+}
+
+
+def trace_of(solution: Solution, workload: Workload, verdict: Verdict, at: str) -> dict[str, Any]:
+    """A verdict as the format's trace entry: our reason and words in its log, figures beside the format's own.
+
+    The format has no word for what it does not ask, so every other refusal is INCORRECT_NUMERICAL. It knows the
+    largest errors of one run, and a verdict those of all probes relative to eager's: "NaN" says that. Of an
+    accepted solution it wants times: the entry of one that was not timed has no status and is no PASSED.
+    """
+    status = "PASSED" if verdict.status in FIT else _STATUS.get(verdict.reason, "INCORRECT_NUMERICAL")
+    evaluation: dict[str, Any] = {
+        "status": status,
+        "environment": {
+            "hardware": str(verdict.environment.get("gpu") or "cpu"),
+            "libs": {
+                name: str(verdict.environment[name]) for name in ("torch", "triton") if name in verdict.environment
+            },
+        },
+        "timestamp": at,
+        "log": f"nightshift: {verdict.status}: {verdict.reason}: {verdict.detail}",
+    }
+    if status in ("PASSED", "INCORRECT_NUMERICAL"):
+        extra = {"reason": str(verdict.reason), "candidate_sha256": verdict.candidate_sha256, **verdict.errors}
+        evaluation["correctness"] = {"max_relative_error": "NaN", "max_absolute_error": "NaN", "extra": extra}
+    timed = [c for c in verdict.comparisons if c.baseline == "eager"]
+    if status == "PASSED" and timed:
+        evaluation["performance"] = {
+            "latency_ms": timed[0].candidate_s * 1e3,
+            "reference_latency_ms": timed[0].baseline_s * 1e3,
+            "speedup_factor": timed[0].speedup.point,
+        }
+    entry = {"definition": solution.definition, "workload": dict(workload.record), "solution": solution.name}
+    return {**entry, "evaluation": evaluation if status != "PASSED" or timed else None}
