@@ -335,9 +335,7 @@ class Straggler:
             # a power limit slows compute, never a loader
             if slow and name == "compute_s":
                 slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
-            # seldom steps take minutes to tell their rank: the wait counts from where half of that is there
-            suspected = slow or e.chance is not None
-            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if suspected else np.inf
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
             found: Finding | None = None
             if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
