@@ -83,7 +83,19 @@ class TopologySettings(BaseModel):
 
 
 class TopologyCollector:
-    """Reads the file again when it changes; a file that is no good leaves the last topology as it was."""
+    """Reads the file again when it changes; a file that is no good leaves the last topology as it was.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "racks.yaml"
+    >>> file.write_text("racks: {r7: {nodes: [n1, n2], parts: {shelf-1: {kind: power_shelf, feeds: [n1]}}}}") > 0
+    True
+    >>> inventory = Inventory()
+    >>> collector = TopologyCollector(TopologySettings(path=file))
+    >>> collector.collect(0.0, inventory, 1.0).sources[0].ok
+    True
+    >>> [str(rack) for rack in inventory.nearest(Subject(SubjectKind.NODE, "n1"), (SubjectKind.RACK,), 0.0)]
+    ['rack:r7']
+    """
 
     plugin: ClassVar[str] = "topology"
     Settings = TopologySettings

@@ -460,10 +460,10 @@ def _check_place(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> No
             by_kind.setdefault("rank number", set()).add(rank)
         return by_kind
 
-    def compare(said: Mapping[str, set[str]], shown: Mapping[str, set[str]]) -> None:
-        for kind in said.keys() & shown.keys():
-            if not said[kind] & shown[kind]:
-                raise Ungrounded(f"its quote is about {sorted(shown[kind])[0]}, not about {sorted(said[kind])[0]}")
+    def compare(places: Mapping[str, set[str]], shown: Mapping[str, set[str]]) -> None:
+        for kind in places.keys() & shown.keys():
+            if not places[kind] & shown[kind]:
+                raise Ungrounded(f"its quote is about {sorted(shown[kind])[0]}, not about {sorted(places[kind])[0]}")
 
     compare(named(sentence), named(f"{line.text} {line.about}"))
     pieces = _PIECE.split(line.text)
