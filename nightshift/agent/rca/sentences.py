@@ -460,10 +460,11 @@ def _check_place(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> No
             by_kind.setdefault("rank number", set()).add(rank)
         return by_kind
 
-    def compare(places: Mapping[str, set[str]], shown: Mapping[str, set[str]]) -> None:
-        for kind in places.keys() & shown.keys():
-            if not places[kind] & shown[kind]:
-                raise Ungrounded(f"its quote is about {sorted(shown[kind])[0]}, not about {sorted(places[kind])[0]}")
+    def compare(own_places: Mapping[str, set[str]], line_places: Mapping[str, set[str]]) -> None:
+        for kind in own_places.keys() & line_places.keys():
+            if not own_places[kind] & line_places[kind]:
+                there, here = sorted(line_places[kind])[0], sorted(own_places[kind])[0]
+                raise Ungrounded(f"its quote is about {there}, not about {here}")
 
     compare(named(sentence), named(f"{line.text} {line.about}"))
     pieces = _PIECE.split(line.text)
