@@ -20,6 +20,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "equipment": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "redfish": lambda _: {"urls": ["http://127.0.0.1:9"]},
     "alertmanager": lambda _: {"url": "http://127.0.0.1:9"},
+    "topology": lambda folder: {"path": folder / "absent"},
     "tensorboard": lambda folder: {"directory": folder / "absent"},
     "training_metrics": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "inference": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},

@@ -7,7 +7,6 @@ number, in the order of its sentence (`FIGURES` of its arguments), so a number w
     time E3 1772416800.0           a moment; the series has a value there
     first, last, change E3 T       medians to both sides of the moment T, as `rose` and `fell` compare them
     start, end, growth E3 T        the last value up to T, the newest, and what lies between them
-    start, end, growth E3 T        the last value up to T, the newest, and what lies between them
     lasted, pace E3 T              from T to the newest value [s], and the growth by the hour over it
     count, top E3 LEVEL            how many values are at least LEVEL, and the highest
 

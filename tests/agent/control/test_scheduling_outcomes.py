@@ -34,6 +34,9 @@ class View(Town):
     def evicts(self, namespace: str, queue: str) -> bool:
         return False
 
+    def shares(self, namespace: str, queue: str) -> bool:
+        return False
+
     def close(self) -> None: ...
 
 
@@ -47,7 +50,7 @@ def watch(tmp_path: Path, clock: ManualClock) -> Iterator[PolicyWatch]:
 
 def loop_of(watch: PolicyWatch, town: View) -> SchedulingLoop:
     class Seen:
-        def snapshot(self, now_s: float, *_: Any) -> Snapshot:
+        def snapshot(self, now_s: float, *_: Any, **__: Any) -> Snapshot:
             return town.snapshot()
 
         def gates(self) -> list[object]:

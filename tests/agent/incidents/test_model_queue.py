@@ -211,7 +211,7 @@ def test_more_incidents_than_it_reads_at_once_wait_and_all_are_read(home: Path) 
 
 def test_the_budgets_of_a_day_hold_over_a_restart_and_the_next_day_goes_on(home: Path) -> None:
     with scripted(proves) as server:
-        bench = Bench(home, server, max_tokens_per_day=1000)
+        bench = Bench(home, server, max_tokens_per_day=1100)
         bench.read()
         second = bench.open(leak())
         again = ModelQueue(bench.store, bench.clock, lambda _: bench.advisor, lambda: True)

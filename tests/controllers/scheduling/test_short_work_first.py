@@ -24,9 +24,7 @@ ADA = ("ada", "train", 8)
 def test_where_all_are_due_it_is_plain_backfill_job_by_job(name: str, seed: int, load: float) -> None:
     jobs = trace.at_load(shapes.drawn(name, 120, seed), 64, load)
     plain = Simulation(jobs, SchedulingWorld(), seed).run(policies.backfill)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policies, "PATIENCE", 0.0)
-        ours = Simulation(jobs, SchedulingWorld(), seed).run(policies.ShortWorkFirst())
+    ours = Simulation(jobs, SchedulingWorld(), seed).run(policies.ShortWorkFirst(patience=0.0))
     np.testing.assert_allclose(ours.wait_s, plain.wait_s, rtol=0, atol=1e-3)
 
 
