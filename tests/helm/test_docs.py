@@ -15,12 +15,14 @@ HELM = [line for _, line in commands() if line.startswith("helm ")]
 KUBECTL = [line for _, line in commands() if line.startswith("kubectl ")]
 SWITCHES = {"--create-namespace", "--reset-then-reuse-values"}
 OPTIONS = {"--namespace", "--set"}
+DIGEST = "sha256:" + 64 * "0"
+"""What the reader's shell has in `$digest`."""
 
 
 @pytest.mark.parametrize("line", HELM)
 def test_every_helm_command_works(line: str) -> None:
     """The chart is there, the options exist, and the values that the line sets render."""
-    verb, release, *rest = shlex.split(line)[1:]
+    verb, release, *rest = shlex.split(line.replace("$digest", DIGEST))[1:]
     assert verb in ("install", "upgrade", "test", "rollback", "uninstall")
     assert release == "nightshift"
     if verb in ("install", "upgrade"):

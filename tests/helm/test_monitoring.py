@@ -176,4 +176,4 @@ def test_the_counters_hold_all_that_detectors_read() -> None:
     for stem in ("ECC_SBE_VOL", "ECC_DBE_VOL", "ECC_SBE_AGG", "ECC_DBE_AGG"):
         assert rows[f"DCGM_FI_DEV_{stem}_TOTAL"] == "counter"
     assert {"DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_THERMAL_VIOLATION", "DCGM_FI_PROF_SM_ACTIVE"} <= set(rows)
-    assert set(rows.values()) == {"counter", "gauge"}
+    assert set(rows.values()) == {"counter", "gauge", "label"}

@@ -33,6 +33,7 @@ from nightshift.agent.rca.grounding import (
     sentence_of,
 )
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Claim, Evidence, Predicate, Quote
+from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
 
 NEAR_CHARS = 200
 """So much of a fact on each side of a quote counts as its line."""
@@ -129,7 +130,7 @@ class _Line:
     matter: str
     """What it is of: a line of a log alone, of anything else its title as well."""
     near: str
-    """The line with those next to it: a stack or a summary has several."""
+    """The line with those next to it, since a stack or a summary has several, and what its Xids mean."""
 
     @property
     def ours(self) -> str:
@@ -159,7 +160,18 @@ def _line_of(text: str, item: Evidence, context: str) -> _Line:
     in_log = item.media_type == LOG and bool(line)
     matter = line if in_log else f"{text} {item.title}"
     around = _beside(text, body) if in_log else line
+    around += " " + " ".join(_meanings(line))
     return _Line(line or text, line if in_log else text, about, tuple(times), context, matter, around)
+
+
+_XID = re.compile(r"(?i)\bxid\b(?:\s*\([^)]*\))?[\s:]*(\d{1,3})\b")
+
+
+def _meanings(line: str) -> Iterator[str]:
+    """What NVIDIA's catalogue says of the Xids in a line: a reader knows that 94 is an error of the memory."""
+    for code in map(int, _XID.findall(line)):
+        if code in CATALOGUE:
+            yield f"{CATALOGUE[code].name} {CATALOGUE[code].meaning}"
 
 
 def _beside(text: str, body: str) -> str:
@@ -815,7 +827,10 @@ def _told_in(evidence: Sequence[Evidence]) -> set[tuple[str, int]]:
 # Parts, reasons and deeds -------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, tuple[str, str]] = {
-    "memory": (r"memory|dimms?|hbm\w*|ecc|vram|[sd]?ram", r"edac|oom\w*|alloc\w*|cgroup|shm"),
+    "memory": (
+        r"memory|dimms?|hbm\w*|ecc|vram|[sd]?ram",
+        r"edac|oom\w*|alloc\w*|cgroup|shm|(?:single|double)[ -]?bit|[sd]be|remap\w*|retire\w*|frame ?buffer|fbpa",
+    ),
     "PCIe": (r"pcie|aer", r"pci(?:eport)?|bus|slots?"),
     "network": (
         r"nics?|links?|cables?|transceivers?|infiniband|rdma|ethernet|network",
