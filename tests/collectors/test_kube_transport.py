@@ -20,7 +20,7 @@ import yaml
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.api import AccessSettings, Busy, KubeApi, Refused
-from nightshift.collectors.kubernetes.transport import of_kubeconfig, of_the_pod
+from nightshift.collectors.kubernetes.transport import Transport, of_kubeconfig, of_the_pod
 from tests.certificates import Authority
 
 
@@ -258,3 +258,18 @@ def test_outside_a_pod_there_is_no_service_account(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     with pytest.raises(Permanent, match="cannot read"):
         of_the_pod(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "connect_s", "read_s"), [((10.0, 90.0), 10.0, 90.0), ((10.0, 0.05), 10.0, 0.05), (5.0, 5.0, 5.0)]
+)
+def test_a_watch_waits_for_lines_as_long_as_it_may_and_for_a_connection_no_longer_than_any(
+    monkeypatch: pytest.MonkeyPatch, asked: float | tuple[float, float], connect_s: float, read_s: float
+) -> None:
+    transport, seen = Transport("http://127.0.0.1:9"), []
+    monkeypatch.setattr(transport._pool, "request", lambda *_, **more: seen.append(more["timeout"]))
+    transport.call("GET", "/", query={}, headers={}, body=None, timeout=asked)
+    (limits,) = seen
+    limits.start_connect()
+    assert limits.connect_timeout == connect_s
+    assert limits.read_timeout == pytest.approx(read_s, abs=1.0 if limits.total else 0.0)

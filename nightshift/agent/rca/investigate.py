@@ -564,10 +564,12 @@ class Investigator:
         """Each sentence of the hypothesis as the model gave it, as it may be shown, and why it may not be."""
         room, claims = MAX_PROSE, [claim if not why else None for _, claim, why in self.judged(concluded, items)]
         for given in _one_by_one(concluded.hypothesis[: 2 * MAX_SENTENCES]):
-            text = " ".join(self.redact(given.sentence[: 8 * MAX_PROSE]).split())
+            text = " ".join(self.redact(given.sentence[: 2 * MAX_PROSE]).split())
             if not text:
                 continue
             try:
+                if len(text) > room:
+                    raise Ungrounded(f"the hypothesis is longer than {MAX_PROSE} characters")
                 if given.claim and not given.text:
                     claim = claims[given.claim - 1] if 0 < given.claim <= len(claims) else None
                     if claim is None:
@@ -579,8 +581,6 @@ class Investigator:
                     raise Ungrounded("it holds an address or a command")
                 if _DECIDES.search(text):
                     raise Ungrounded("it speaks of the decision, which is a person's; `contest` a plan")
-                if len(text) > room:
-                    raise Ungrounded(f"the hypothesis is longer than {MAX_PROSE} characters")
             except Ungrounded as reason:
                 yield given, None, str(reason)
                 continue

@@ -87,10 +87,10 @@ class Transport:
             if time.monotonic() >= self._credentials.until_s:
                 self._credentials = self._renewed()
             signed = {**headers, **self._credentials.headers}
-        limit = Timeout(*timeout) if isinstance(timeout, tuple) else Timeout(total=timeout)
+        parts = {"connect": timeout[0], "read": timeout[1]} if isinstance(timeout, tuple) else {"total": timeout}
         url = f"{self.host}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         return self._pool.request(
-            method, url, body=body, headers=signed, timeout=limit, preload_content=False, redirect=False
+            method, url, body=body, headers=signed, timeout=Timeout(**parts), preload_content=False, redirect=False
         )
 
     def _renewed(self) -> Credentials:

@@ -18,6 +18,7 @@ from nightshift.controllers.scheduling.state import QueueState, Start
 ADA = ("ada", "train", 8)
 
 
+@pytest.mark.full
 @given(st.sampled_from(shapes.NAMES), st.integers(0, 10_000), st.floats(0.5, 1.5))
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_where_all_are_due_it_is_plain_backfill_job_by_job(name: str, seed: int, load: float) -> None:

@@ -101,6 +101,7 @@ def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: Gra
     return Composer(captured(function, inputs), plan).composed("any", Case.of("float32", task=1))
 
 
+@pytest.mark.full
 def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held whole or in loops, products by torch or of one's own: as near to float64 as eager, some luck apart."""
     monkeypatch.setattr(graph, "WIDE", 16)
