@@ -94,6 +94,16 @@ def t_quantile(free: float, p: float) -> float:
     return math.sqrt(free) * math.exp(_log_odds(0.5, free / 2.0, 2.0 * p - 1.0) / 2.0)
 
 
+def t_tail(free: float, least: float) -> float:
+    """P(X >= least) of Student's t with so many degrees of freedom.
+
+    >>> round(t_tail(5, 2.0), 6), t_tail(5, 0.0), round(t_tail(5, -2.0), 6)
+    (0.05097, 0.5, 0.94903)
+    """
+    beyond = 0.5 * beta_cdf(free / 2, 0.5, free / (free + least * least))
+    return beyond if least >= 0 else 1.0 - beyond
+
+
 def gamma_quantile(shape: float, p: float) -> float:
     """x with P(X <= x) = p for a gamma distribution of scale 1.
 

@@ -14,6 +14,7 @@ from nightshift.detectors.tails import (
     binomial_tail,
     gamma_quantile,
     t_quantile,
+    t_tail,
 )
 
 CHANCES = (1e-12, 1e-6, 0.001, 0.025, 0.5, 0.95, 0.975, 1 - 1e-6)
@@ -37,6 +38,7 @@ def test_the_gamma_distribution(shape: float) -> None:
 def test_students_t(free: float) -> None:
     for p in (0.5, 0.6, 0.95, 0.975, 1 - 1e-5):
         assert t_quantile(free, p) == pytest.approx(special.stdtrit(free, p), rel=1e-8)
+        assert t_tail(free, t_quantile(free, p)) == pytest.approx(1.0 - p, rel=1e-7)
 
 
 def test_the_binomial_and_its_mixture() -> None:

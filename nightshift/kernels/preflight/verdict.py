@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from nightshift.detectors.tails import t_quantile, t_tail
 from nightshift.kernels.preflight.gpu_tests import FIGURES, GpuRun
 
 CHANCE = 1e-5
@@ -130,12 +131,10 @@ def _bin(clock_mhz: float, temperature_c: float) -> tuple[int, int]:
 
 
 def _limit(values: Sequence[float], floor: float, of: str) -> FigureLimit:
-    from scipy.stats import t as student  # slow to load
-
     logs = np.log(np.asarray(values, dtype=float))
     n, spread = len(logs), float(np.std(logs, ddof=1)) * math.sqrt(1 + 1 / len(logs))
-    change = max(floor, math.expm1(float(student.isf(CHANCE, n - 1)) * spread))
-    chance = float(student.sf(math.log1p(change) / spread, n - 1)) if spread > 0 else 0.0
+    change = max(floor, math.expm1(t_quantile(n - 1, 1.0 - CHANCE) * spread))
+    chance = t_tail(n - 1, math.log1p(change) / spread) if spread > 0 else 0.0
     return FigureLimit(float(math.exp(np.median(logs))), change, of, n, chance)
 
 
