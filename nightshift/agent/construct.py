@@ -13,7 +13,7 @@ from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.action import Actuator
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
-from nightshift.controllers.actuators.racks import RackActuator
+from nightshift.controllers.rack_actuator import RackActuator
 from nightshift.detectors.base import Detector
 from nightshift.detectors.plugins import ALL as DETECTORS
 

@@ -236,10 +236,8 @@ def _own_words(value: Any) -> Iterable[str]:
         yield from _own_words(part)
 
 
-def unproven(claim: Claim, evidence: Iterable[Evidence]) -> list[str]:
-    """What is wrong with the numbers of a claim's sentence: none of its figures evaluates to it, or has it."""
-    items = {item.id: item for item in evidence if item.id in claim.evidence_ids}
-    lines = [line.partition("=") for line in str(claim.arguments.get(FIGURES, "")).split("\n") if line]
+def _without_texts(claim: Claim, items: Mapping[str, Evidence]) -> tuple[str, set[str]]:
+    """A claim's sentence without the texts that evidence has word for word, and the numbers that it has as text."""
     texts = [value for name, value in claim.arguments.items() if isinstance(value, str) and name != FIGURES]
     texts += [word for item in items.values() if item.media_type == FACTS for word in _own_words(facts_of(item))]
     texts += [item.title for item in items.values()]
@@ -248,7 +246,14 @@ def unproven(claim: Claim, evidence: Iterable[Evidence]) -> list[str]:
         rest = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", "…", rest)
     quoted = {word for quote in claim.quotes for word in re.findall(r"\d[\d.]*", quote.text)}
     # people know a rank by its number: `rank 3` of `ml/a#3`
-    quoted |= {number for text in texts for number in re.findall(r"#(\d+)\b", text)}
+    return rest, quoted | {number for text in texts for number in re.findall(r"#(\d+)\b", text)}
+
+
+def unproven(claim: Claim, evidence: Iterable[Evidence]) -> list[str]:
+    """What is wrong with the numbers of a claim's sentence: none of its figures evaluates to it, or has it."""
+    items = {item.id: item for item in evidence if item.id in claim.evidence_ids}
+    lines = [line.partition("=") for line in str(claim.arguments.get(FIGURES, "")).split("\n") if line]
+    rest, quoted = _without_texts(claim, items)
     value_claimed = claim.arguments.get("value")
     wrong: list[str] = []
     for numeral in numerals(rest):

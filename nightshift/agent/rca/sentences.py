@@ -264,8 +264,15 @@ def _check_numbers(sentence: str, line: _Line, places: Iterable[str]) -> None:
     for clock in _CLOCK_TIME.finditer(sentence):
         if not any(one.startswith(clock.group()) for one in clocks):
             raise Ungrounded(f"the time {clock.group()} is not that of its quote")
-    rest = _spelled_out(_CLOCK_TIME.sub(" ", sentence))
-    numbers, quantities = _numbers(ours), _quantities(ours)
+    rest, numbers = _spelled_out(_CLOCK_TIME.sub(" ", sentence)), _numbers(ours)
+    _check_quantities(rest, line, numbers, _quantities(ours))
+    for disk in re.findall(r"\b(?:sd|vd|xvd|hd)[a-z]\b", sentence):
+        if not _has(line.ours, disk):
+            raise Ungrounded(f"{disk!r} is not in its quote")
+    _check_named(_QUANTITY.sub(" ", rest), {*_names(ours), *places}, ours.lower(), numbers)
+
+
+def _check_quantities(rest: str, line: _Line, numbers: set[float], quantities: Sequence[tuple[float, str]]) -> None:
     for found in _QUANTITY.finditer(rest):
         value, base, unit = _quantity(found[1], found[2])
         close = ABOUT if _ROUGHLY.search(rest[: found.start()]) else CLOSE
@@ -277,11 +284,10 @@ def _check_numbers(sentence: str, line: _Line, places: Iterable[str]) -> None:
         alike |= unit == "1" and _is_ratio(base, line.text)
         if not alike and not _is_among(found[1], value, numbers, close if close == ABOUT else 0.0):
             raise Ungrounded(f"{found.group()!r} is not in its quote")
-    rest, compact = _QUANTITY.sub(" ", rest), ours.lower()
-    words, before = {*_names(ours), *places}, ""
-    for disk in re.findall(r"\b(?:sd|vd|xvd|hd)[a-z]\b", sentence):
-        if not _has(line.ours, disk):
-            raise Ungrounded(f"{disk!r} is not in its quote")
+
+
+def _check_named(rest: str, words: set[str], compact: str, numbers: set[float]) -> None:
+    before = ""
     for match in _NAMED.finditer(rest):
         word = match.group().lower().strip(".:/-#@")
         about = ABOUT if _ROUGHLY.search(rest[: match.start()]) else 0.0

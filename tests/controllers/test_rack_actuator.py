@@ -21,8 +21,8 @@ from nightshift.controllers.action import (
     Undo,
     node_steps,
 )
-from nightshift.controllers.actuators.racks import RackActuator
 from nightshift.controllers.actuators.simulated import Mishap, SimulatedActuator, SimulatedCluster
+from nightshift.controllers.rack_actuator import RackActuator
 
 NODES = tuple(Subject(SubjectKind.NODE, f"n{number}") for number in range(5))
 PLAN = Action(
