@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # where it is set, each of the thousand processes that the tests start would compile all of ours again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-test setup-benchmarks bench-field demo test tests test-full test-torch gpu-check lint docs clean
+.PHONY: setup setup-test setup-benchmarks bench-field demo test tests test-full test-torch test-images gpu-check lint docs clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
@@ -61,6 +61,9 @@ test-torch: setup-test  ## the file for jobs with another torch and its Triton: 
 	  theirs=$$($(OTHER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  echo "import site; site.addsitedir('$$ours')" > $$theirs/zz-rest.pth
 	$(OTHER)/bin/python -m pytest tests/kernels/apply/test_apply*.py -n 2 --dist worksteal $(ARGS)
+
+test-images: setup-test  ## the container images are built in a chroot and started: minutes, as root on Debian
+	NIGHTSHIFT_IMAGES=1 $(BIN)/python -m pytest tests/test_images.py -m full -n 0 $(ARGS)
 
 gpu-check: setup-benchmarks  ## one GPU, nine minutes: families, known-good kernels, exploits and a model, judged
 	$(BIN)/python -m benchmarks.kernels_gpu_check $(ARGS)

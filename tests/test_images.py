@@ -1,7 +1,7 @@
 """The images are built and started: without Docker, behind a mirror and a proxy, as 65532, on a read-only root.
 
-The first run fills artefacts/images and takes minutes; later ones use its layers. `python -m benchmarks.images`
-measures sizes and compares two builds without any layer.
+Run by `make test-images` alone: the first run fills artefacts/images and takes minutes; later ones use its layers.
+`python -m benchmarks.images` measures sizes and compares two builds without any layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ import pytest
 from benchmarks.images import LIMITS_MB, PLACE, VARIANTS, Builder, Image, missing, sizes, start
 from benchmarks.package_mirror import Mirror, package_mirror
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1500), pytest.mark.xdist_group("images")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif("NIGHTSHIFT_IMAGES" not in os.environ, reason="minutes: `make test-images` builds images"),
+]
 
 
 @pytest.fixture(scope="module")
