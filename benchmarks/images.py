@@ -227,6 +227,7 @@ def settings(port: int) -> dict[str, str]:
         "NIGHTSHIFT_CLUSTER": "images",
         "NIGHTSHIFT_CONSOLE__PORT": str(port),
         "NIGHTSHIFT_STORE__URL": "sqlite:////var/lib/nightshift/nightshift.db",
+        "NIGHTSHIFT_SOURCES": json.dumps([{"type": "prometheus", "url": "http://127.0.0.1:9"}]),
     }
 
 
