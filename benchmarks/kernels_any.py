@@ -169,7 +169,7 @@ class Room:
         count = min(self.PARTS, -(-wanted * self.PARTS // total))
         with contextlib.ExitStack() as stack:
             places = [stack.enter_context((self.folder / f"part{n}").open("a")) for n in range(self.PARTS)]
-            while not self._taken(places, count):  # all at once or nothing: who waits is in nobody's way
+            while not self._taken(places, count):  # all at once or nothing: a task that waits blocks no other
                 time.sleep(0.05)
             yield
 

@@ -22,7 +22,7 @@ from typing import Any
 ORDER = ("decode", "norm", "latent_decode", "delta", "mamba", "prefill", "softmax", "latent_prefill")
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba")
-"""Kinds whose references torch.compile takes whole: the others wait for the device in every sequence or token."""
+"""Kinds whose reference torch.compile compiles as one graph. The others synchronise in every sequence or token."""
 CONFIGURATIONS = 6
 
 
@@ -183,7 +183,7 @@ def main() -> None:
                 continue
             try:
                 rows[definition.name] = row_of(court, args.folder, definition, family)
-            except Exception as error:  # noqa: BLE001  one definition's row, and the rest goes on
+            except Exception as error:  # noqa: BLE001  it fails this definition alone
                 rows[definition.name] = {
                     "status": "not judged",
                     "detail": f"{type(error).__name__}: {error}"[:300],

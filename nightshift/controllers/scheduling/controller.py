@@ -250,7 +250,7 @@ class SchedulingController:
     def _share(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: QueueState) -> None:
         """Seats who does not fit alone beside a job that it does not slow much, on nodes that share GPUs anyway."""
         # only on nodes that give a GPU to several pods: elsewhere the device plugin would not place them so; and
-        # not where somebody runs who did not opt in
+        # not on nodes with a job that did not opt in
         elsewhere = np.ones(snapshot.shape.nodes, bool)
         elsewhere[sorted(snapshot.shares - snapshot.sick)] = False
         elsewhere[sorted({node for job in jobs if not job.share for node in job.nodes})] = True

@@ -42,6 +42,8 @@ from nightshift.kernels.problem import Case, Inputs, Problem
 __all__ = ["Judge", "Request", "Solo"]
 
 _LANE_RACES = 64
+_AHEAD = 64
+"""Candidates whose kernels are kept from compiling ahead; the oldest go first."""
 
 
 def fresh(count: int) -> bytes:
@@ -227,6 +229,8 @@ class Judge:
         if self.device != "cuda" or candidate.language != "triton" or candidate.sha256 in self._ahead:
             return
         with contextlib.suppress(Refusal, JudgeBroken), self.start("candidate") as process:
+            if len(self._ahead) >= _AHEAD:
+                del self._ahead[next(iter(self._ahead))]
             self._ahead[candidate.sha256] = HostRunner.load(process, candidate, problem).rehearsed(forms)
 
     def compiled(self, candidate: Candidate) -> bytes:

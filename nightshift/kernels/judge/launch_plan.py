@@ -460,8 +460,8 @@ def makes_anew(step: Step) -> bool:
 
 
 def place_results(plan: Plan, resolve: Resolve, moved: Callable[[int, torch.Tensor], None]) -> dict[int, Placed]:
-    """By step the result of a call that torch only makes in memory of its own, made once. `moved` is told of it:
-    from then on it is the scratch buffer of that number. What is given to the calls means nothing yet."""
+    """Makes each result that torch can only make in memory of its own, once, and returns them by step. `moved` is
+    called with its number: from then on it is that scratch buffer. The values of the inputs do not matter yet."""
     found: dict[int, Placed] = {}
     for number, step in enumerate(plan.steps):
         if not makes_anew(step):

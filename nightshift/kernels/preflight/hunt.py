@@ -57,8 +57,8 @@ def hunt(
     turns: int = 1 << 62,
     tests: Callable[[str, Sensors, TestLevel], GpuTests] = GpuTests,
 ) -> None:
-    """Sweeps idle GPUs in turn until it is stopped, or for so many turns. The first error of a GPU is told, and
-    ends its part."""
+    """Sweeps idle GPUs in turn until it is stopped, or for `turns`. The first error of a GPU is reported; that GPU
+    is not swept again."""
     budget, out = HuntBudget(folder.path / "hunt.json", budget_s), set()
     for turn in range(turns):
         number = turn % len(gpus)

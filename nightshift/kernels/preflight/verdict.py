@@ -39,7 +39,7 @@ class PreflightState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FigureLimit:
-    """What a figure is compared with. `change`: how much worse is refused (ratio); `of`: whose passes, how many."""
+    """What a figure is compared with. `change`: the ratio from which it is refused; `of`: the passes behind it."""
 
     usual: float
     change: float

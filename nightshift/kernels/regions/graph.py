@@ -204,7 +204,7 @@ def _laid(graph: torch.fx.Graph, node: Node, turned: bool) -> Node:
 
 
 STRIDES = "strides in memory"
-"""Of a node whose tensor is not laid out row by row."""
+"""Key of a node's strides, kept where its tensor is not laid out row by row."""
 
 
 def channels_last(module: torch.fx.GraphModule, called: Callable[[Node], bool]) -> torch.fx.GraphModule:

@@ -1,4 +1,4 @@
-"""Rules for problems whose right answer is random, or not the only one: sampling, top-k with ties, chosen places.
+"""Rules for problems with a random answer or several right ones: sampling, top-k with ties, chosen places.
 
 A rule reads a probe's calls (inputs and outputs, the latest last) and says what is wrong; nothing where all is
 right. What is forbidden is exact: a token outside the nucleus, a value that is no k-th largest, an index that comes

@@ -2,8 +2,8 @@
 
 A case is `rows` (sequences, tokens or lines), a `regime` (how long the sequences are and where their pages lie: see
 `REGIMES`) and a `workload`, 0 or the number of a published one. Every other size follows from these three. What an
-input means is told by its name and place: `VALUES`, in order. A definition with an input or an axis of no known
-meaning is refused by name: random integers for indices would read outside a cache.
+input means follows from its name and place: `VALUES`, in order. A definition with an unknown input or axis is
+refused: random integers for indices would read outside a cache.
 
 The reference is run in the judge's process: load only folders that you trust, as with `kernels.suites.kernelbench`.
 The oracle is the reference again, in which every float of 16 or 32 bits is float64.

@@ -34,21 +34,6 @@ HOSTILE = "</pre><script>document.title='owned'</script><img src=x onerror=\"doc
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    story = Story(tmp_path)
-    yield story
-    story.store.close()
-
-
-@pytest.fixture
-def url(story: Story) -> Iterator[str]:
-    server = Server(build_console(story.parts, Settings()), "127.0.0.1", 0)
-    server.start()
-    yield server.url
-    server.stop()
-
-
-@pytest.fixture
 def web(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, follow_redirects=False) as client:
         yield client

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
-from nightshift.agent.console.server import Server
-from nightshift.agent.console.settings import Settings
-from nightshift.agent.setup.console import build_console
 from tests.agent.story import TOKEN, Story
 
 WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
@@ -23,21 +19,6 @@ CUT = """[...document.querySelectorAll("main *")].filter((e) =>
     !e.closest("svg, pre, .hidden, .title, .scroll") && getComputedStyle(e).overflowX !== "visible"
     && e.scrollWidth > e.clientWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
 """Elements of which a part lies outside their box; tables that scroll, and titles with an ellipsis, may."""
-
-
-@pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    story = Story(tmp_path)
-    yield story
-    story.store.close()
-
-
-@pytest.fixture
-def url(story: Story) -> Iterator[str]:
-    server = Server(build_console(story.parts, Settings()), "127.0.0.1", 0)
-    server.start()
-    yield server.url
-    server.stop()
 
 
 def signed_in(page: Page, url: str) -> None:

@@ -176,7 +176,7 @@ def _alone(baseline: Baseline) -> float:
 
 @dataclass
 class _Trial:
-    """Compares baselines beside whoever is at work, then times those that compute the same, with nobody beside."""
+    """Compares baselines while other tasks run, then times those that compute the same with the GPU alone."""
 
     problem: Problem
     case: Case
