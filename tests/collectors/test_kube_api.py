@@ -250,6 +250,23 @@ def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:
         next(Odd(cluster.transport).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=api.Stop()))
 
 
+@pytest.mark.parametrize("error", [OSError(9, "Bad file descriptor"), ValueError(), RuntimeError()])
+def test_stopping_a_watch_that_has_just_ended_is_no_error(error: Exception) -> None:
+    """The reader's thread closes the socket between its last byte and the moment when it says so."""
+    from nightshift.collectors.kubernetes import api
+
+    class Ended:
+        def shutdown(self) -> None:
+            raise error
+
+        def close(self) -> None: ...
+
+    stop = api.Stop()
+    with stop.guarding(Ended()):
+        stop()
+    assert stop.called.is_set()
+
+
 def dripping(body: bytes, pause_s: float) -> Iterator[int]:
     """A proxy that hands an answer on byte by byte."""
     listener = socket.create_server(("127.0.0.1", 0))

@@ -369,8 +369,9 @@ class _Guard:
 
 
 def _end(response: Any) -> None:
-    """Wakes whoever reads the response; one that has been read to its end needs no waking."""
-    with contextlib.suppress(ValueError, RuntimeError):
+    """Wakes whoever reads the response; one that was read to its end, or broke, needs no waking."""
+    # OSError: the server's end closed the socket between the reader's last byte and this call
+    with contextlib.suppress(ValueError, RuntimeError, OSError):
         response.shutdown()
 
 
