@@ -36,6 +36,8 @@ from nightshift.collectors.subject import Subject
 QUIET_S = 90.0
 # The objects of a streamed list follow each other at once: silence means that this server streams none.
 STREAM_QUIET_S = 10.0
+# Servers keep no watch cache of events by default, and without one the end of a streamed list may never come.
+UNCACHED = frozenset({"/api/v1/events"})
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ class Follower(Generic[T]):
         self._fault: tuple[Reason, str] | None = None
         self._heard: float | None = None
         self._malformed = 0
-        self._streams = True
+        self._streams = path not in UNCACHED
         """Whether the server streams lists, as far as was seen."""
         self._expired = False
         """Whether the last watch ended in a 410 before it brought anything."""
