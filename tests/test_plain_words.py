@@ -132,6 +132,12 @@ def modules() -> dict[str, ast.Module]:
     return {str(p.relative_to(ROOT)): ast.parse(p.read_text()) for p in paths if "migrations" not in p.parts}
 
 
+@cache
+def nodes(file: str) -> tuple[ast.AST, ...]:
+    """Of a module, walked once for all checks."""
+    return tuple(ast.walk(modules()[file]))
+
+
 def _words(node: ast.expr) -> str:
     """The text of a constant, an f-string (`…` for each value) or a sum of these."""
     match node:
@@ -169,25 +175,34 @@ def _is_log(call: ast.Call) -> bool:
     return (
         isinstance(func, ast.Attribute)
         and func.attr in _LOG_LEVELS
-        and ("log" in ast.unparse(func.value).lower())
         and bool(call.args)
+        and "log" in ast.unparse(func.value).lower()
     )
 
 
+@cache
+def log_calls(file: str) -> tuple[ast.Call, ...]:
+    return tuple(node for node in nodes(file) if isinstance(node, ast.Call) and _is_log(node))
+
+
 def log_events() -> Iterator[Text]:
-    for file, tree in modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _is_log(node):
-                yield Text(file, node.lineno, "log", _words(node.args[0]))
+    for file in modules():
+        for call in log_calls(file):
+            yield Text(file, call.lineno, "log", _words(call.args[0]))
 
 
-def source_texts() -> Iterator[Text]:
+@cache
+def source_texts() -> tuple[Text, ...]:
+    return tuple(_source_texts())
+
+
+def _source_texts() -> Iterator[Text]:
     for file, tree in modules().items():
         if file.startswith(tuple(NOT_FOR_PEOPLE)):
             continue
         if not file.startswith((*(f"nightshift/{room}/" for room in ROOMS), *KERNEL_TEXTS)):
             continue
-        events = {id(node.args[0]) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_log(node)}
+        events = {id(call.args[0]) for call in log_calls(file)}
         for node in _strings(tree):
             words = _words(node)
             if id(node) not in events and len(words.split()) >= 4 and not _NO_PROSE.search(words):
@@ -210,7 +225,7 @@ def commands() -> Iterator[Text]:
 
 def metric_helps() -> Iterator[tuple[str, Text]]:
     file = "nightshift/agent/metrics.py"
-    for node in ast.walk(modules()[file]):
+    for node in nodes(file):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Counter", "Gauge", "Histogram", "Info"):
             name, words = _words(node.args[0]), _words(node.args[1])
             yield name, Text(file, node.lineno, "metric", words)
@@ -308,11 +323,11 @@ def not_noun_phrase(metrics: Iterable[tuple[str, Text]]) -> Iterator[Found]:
 
 
 def bare_identifiers() -> Iterator[Found]:
-    for file, tree in modules().items():
+    for file in modules():
         module = file[: -len(".py")].replace("/", ".").removesuffix(".__init__")
         if module not in IDENTIFIERS and module.rpartition(".")[2] in BARE:
             yield Found("module", Text(file, 1, "name", module), "a module is a noun of the field")
-        for node in ast.walk(tree):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef) and node.name.lower() in BARE:
                 text = Text(file, node.lineno, "name", node.name)
                 yield Found("class", text, "a class is a noun of the field")

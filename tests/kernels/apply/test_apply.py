@@ -115,6 +115,7 @@ def test_a_kernel_that_beat_eager_torch_alone_is_called_by_eager_code_alone(tmp_
     assert [what.split()[0] for what in seen["told"]] == ["rmsnorm", "rmsnorm_backward"]
 
 
+@pytest.mark.full
 def test_a_canary_compiles_each_set_once_and_each_set_s_steps_call_its_kernels(tmp_path: Path) -> None:
     """A real model's region takes half a minute to compile: once for each of a dozen readings is no canary."""
     seen = run("chosen", tmp_path, records(), script=COMPILED)
