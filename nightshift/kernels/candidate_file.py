@@ -100,6 +100,52 @@ def parse_candidate(text: str, name: str = "candidate") -> CandidateFile:
     return CandidateFile(candidate, keys["problem"], notes)
 
 
+def candidate_text(candidate: Candidate, problem: str) -> str:
+    """A candidate as a file's text: what it declares as a header, then its source. `parse_candidate` reads the same
+    declaration from it.
+
+    >>> from nightshift.kernels.candidate import Candidate
+    >>> print(candidate_text(Candidate("entry = max", "entry", "triton", "own_kernel", "bitwise"), "softmax"))
+    # nightshift candidate
+    # problem: softmax
+    # entry: entry
+    # language: triton
+    # kind: own_kernel
+    # determinism: bitwise
+    <BLANKLINE>
+    entry = max
+    """
+    domain = candidate.domain
+    bounds = [
+        f"{b.name} {b.low}..{b.high if b.high < 2**53 else ''}" + (f" /{b.multiple}" if b.multiple > 1 else "")
+        for b in domain.bounds
+    ]
+    rows = [
+        ("problem", problem),
+        ("entry", candidate.entry),
+        ("language", candidate.language),
+        ("kind", candidate.kind),
+        ("determinism", candidate.determinism),
+        ("mutates", " ".join(map(str, candidate.mutates))),
+        ("differentiable", "yes" if candidate.differentiable else ""),
+        ("exact", "" if candidate.exact else "no"),
+        ("dtypes", " ".join(domain.dtypes)),
+        ("layouts", " ".join(domain.layouts)),
+        ("bounds", ", ".join(bounds)),
+        ("scratch_bytes", "; ".join(candidate.scratch_bytes)),
+        *(
+            (
+                "launch",
+                " | ".join((x.kernel, ", ".join(x.grid), ", ".join(x.block), x.shared_bytes, "; ".join(x.args))),
+            )
+            for x in candidate.launches
+        ),
+    ]
+    mark = "//" if candidate.language == "cuda" else "#"
+    header = [FIRST_LINE, *(f"{key}: {value}" for key, value in rows if value)]
+    return "\n".join([*(f"{mark} {line}" for line in header), "", candidate.source])
+
+
 def _header(text: str, name: str) -> tuple[dict[str, list[str]], dict[str, int]]:
     """The values of each key, and the line of its last."""
     lines = re.split(r"\r\n|\r|\n", text)  # where Python ends a line, so that reader and machine see one header

@@ -27,6 +27,7 @@ app.command("probe")(cli.probe_peaks)
 app.command()(cli.trace)
 app.command()(cli.report)
 app.command()(cli.replay)
+app.command()(cli.serve)
 
 _WORDS = {"ok": "ok    ", "stale": "STALE ", "broken": "BROKEN"}
 

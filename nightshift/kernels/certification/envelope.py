@@ -62,9 +62,15 @@ def certificate_sha256(envelope: Mapping[str, Any]) -> str:
 def ledger_head(envelope: Mapping[str, Any]) -> LedgerHead | None:
     """The end of the search's ledger that a certificate names; None of one that names none. Whose signature it
     bears is not asked here. Raises ValueError where it is no certificate."""
+    found = unsigned(envelope).get("ledger")
+    return None if found is None else LedgerHead.of(found)
+
+
+def unsigned(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A certificate's predicate, its signature unread. Raises ValueError where it is no certificate."""
     try:
-        statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
-        found = statement["predicate"].get("ledger")
+        predicate = json.loads(base64.b64decode(envelope["payload"], validate=True))["predicate"]
+        predicate.get("verdict")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no certificate ({type(error).__name__}: {error})") from error
-    return None if found is None else LedgerHead.of(found)
+    return predicate  # type: ignore[no-any-return]

@@ -186,6 +186,7 @@ class Judge:
             isolation=trial.layers,
             exact=trial.exact,
             outputs=trial.outputs,
+            work=trial.work,
             binaries=trial.binaries,
             environment=self.environment.to_json(),
             not_checked=unchecked(candidate, problem, *gaps) if fit else (),
@@ -236,6 +237,12 @@ class Judge:
     def compiled(self, candidate: Candidate) -> bytes:
         """Its kernels, where they were compiled ahead."""
         return self._ahead.get(candidate.sha256, b"")
+
+    def compiles(self, candidate: Candidate, problem: Problem) -> None:
+        """Compile a candidate and call it once, on the plan's first probe. Raises Refusal, JudgeBroken."""
+        trial = JudgeTrial(self, candidate, problem, Request(inputs.QUICK_GPU, None), self._entropy(16))
+        with contextlib.ExitStack() as stack:
+            trial.call_once(trial.compile(stack))
 
     def record(self, candidate: Candidate, problem: Problem, case: Case) -> Plan:
         """The launch plan of one case, for profiling and for timing apart from a verdict. Raises Refusal."""

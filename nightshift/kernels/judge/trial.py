@@ -100,6 +100,9 @@ class JudgeTrial:
     layers: Mapping[str, str] = field(default_factory=dict)
     timed: tuple[Case, ...] = ()
     binaries: tuple[str, ...] = ()
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By raced case what any implementation must move (moved_bytes) and calculate (flops) and, where the candidate
+    has a launch plan, its memory beside inputs and outputs (scratch_bytes)."""
     exact: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[Mapping[str, str], ...] = ()
     hosts: int = 0  # candidate's processes so far
@@ -175,6 +178,9 @@ class JudgeTrial:
         """Race every timed case; where all have launch plans, `stack` (with the candidate's process) ends first."""
         plans = [plan(self, runner, case, problem) for case in self.timed]
         self.binaries = tuple(dict.fromkeys((*self.binaries, *(b for p in plans if p for b in p.binary_sha256))))
+        for case, made in zip(self.timed, plans, strict=True) if problem is self.problem else ():
+            found = {"moved_bytes": problem.compulsory_bytes(case), "flops": problem.flops(case)}
+            self.work[str(case)] = found | ({"scratch_bytes": sum(made.scratch_bytes)} if made else {})
         if all(made is not None for made in plans):
             stack.close()  # from here on no candidate code runs anywhere
         if not self.request.search:
@@ -236,6 +242,13 @@ class JudgeTrial:
                 self.outputs = output_hashes(examiner)
         self.stages.append(probes[-1].stage)
         self.stages[:] = list(dict.fromkeys(self.stages))
+
+    def call_once(self, runner: HostRunner | PlanRunner) -> None:
+        """Put the first probe to it, without a second one's questions. Raises Refusal."""
+        probes = self.probes()
+        if not probes:
+            raise Refusal(Reason.empty_domain, "the declared domain admits no case of the problem", "compile")
+        Examiner(self.problem, self.candidate, self.judge.device, runner).probe(probes[0])
 
     def _put(self, examiner: Examiner, probe: Probe, record: bool) -> None:
         """Put one probe to the candidate; where its call is recorded, hold what it launched to the class."""

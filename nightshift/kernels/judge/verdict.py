@@ -283,6 +283,7 @@ class Verdict:
     domain: Mapping[str, Any] = field(default_factory=dict)
     exact: Mapping[str, Any] = field(default_factory=dict)  # what was compared bit for bit, and what could not be
     outputs: tuple[Mapping[str, str], ...] = ()  # of a bitwise candidate: hashes of its outputs on public probes
+    work: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by raced case, see `JudgeTrial.work`
     binaries: tuple[str, ...] = ()  # SHA-256 of the GPU binaries that were raced (tier A)
     isolation: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)

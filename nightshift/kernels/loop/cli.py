@@ -428,6 +428,27 @@ def replay(
 # Shared --------------------------------------------------------------------------------------------------------
 
 
+def serve(
+    problem: Annotated[
+        list[Path] | None, typer.Option(help="Problem file to offer beside ours (repeatable)")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Serve the judge's tools to an agent by MCP, over stdin and stdout: generate, compile, verify, benchmark."""
+    from nightshift.kernels.judge.race.baselines import shelf_folder
+
+    try:
+        from nightshift.kernels.loop.tool_server import KernelTools
+    except ModuleNotFoundError as error:
+        raise Permanent(f"{error}: install the extra `mcp`") from error
+    with _refusals():
+        tools = KernelTools(where_of(device), problem or (), shelf_folder())
+    try:
+        tools.server().run("stdio")
+    finally:
+        tools.close()
+
+
 def where_of(device: str) -> str:
     import torch
 

@@ -12,14 +12,15 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nightshift.kernels.certification.envelope import ledger_head
+from nightshift.kernels.certification.envelope import ledger_head, unsigned
 from nightshift.kernels.loop.ledger import LedgerError, Line, read_audit, write_whole
 from nightshift.kernels.loop.ledger_chain import Audit
 from nightshift.kernels.loop.optimise import FIT, tasks_of
+from nightshift.kernels.loop.verdict_figures import figures
 
 _MANY = 40
 
@@ -33,6 +34,8 @@ class Section:
     asked: dict[str, Any]
     lines: tuple[Line, ...]
     audit: Audit
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Of the certified verdict; empty without one."""
 
     @property
     def best(self) -> Line | None:
@@ -82,14 +85,17 @@ def write_report(run: Path) -> WrittenReport:
 
 
 def _section(slug: str, folder: Path) -> Section:
-    path, damage = folder / "certificate.json", ""
+    path, damage, head, found = folder / "certificate.json", "", None, {}
     try:
-        head = ledger_head(json.loads(path.read_text())) if path.exists() else None
-    except (OSError, ValueError, RecursionError) as error:
-        head, damage = None, f"{path.name}: {error}: the ledger's end is not held against it"
+        if path.exists():
+            envelope = json.loads(path.read_text())
+            head, found = ledger_head(envelope), figures(unsigned(envelope)["verdict"])
+    # whatever stands in a file that somebody changed
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        damage = f"{path.name}: {error}: the ledger's end is not held against it"
     asked, lines, audit = read_audit(folder, {path.name: head} if head is not None else {})
     audit.notes += [damage] if damage else []
-    return Section(slug, folder, asked, tuple(lines), audit)
+    return Section(slug, folder, asked, tuple(lines), audit, found)
 
 
 # Content: blocks are (kind, value), written twice --------------------------------------------------------------
@@ -238,9 +244,35 @@ def _section_blocks(section: Section) -> list[Block]:
         rows.append([("ours", _link(section, best)), (_time(best.seconds), _link(section, best))])
         blocks.append(("h3", "The best against its baselines, raced together"))
         blocks.append(("table", (["contestant", "median"], rows)))
+        blocks += _certified_blocks(section)
         facts = f"GPU {best.gpu}, commit {best.commit[:12]}, container {best.container}, seed {best.seed}"
         blocks.append(("p", f"{facts}. Again: nightshift kernels replay {section.slug}:{best.trial}"))
     return blocks
+
+
+def _certified_blocks(section: Section) -> list[Block]:
+    """Error, rates and memory of the certified verdict, a row for each raced case."""
+    if not section.figures:
+        return []
+    place = f"tasks/{section.slug}/certificate.json"
+    error, cases = section.figures["largest_error_ulp"], {one["case"]: one for one in section.figures["races"]}
+    told = "no error was measured in ULP" if error is None else f"largest error over all probes {error:.3g} ULP"
+
+    def cell(race: dict[str, Any], name: str, form: str) -> Cell:
+        return ("–" if race[name] is None else form.format(race[name]), place)
+
+    rows = [
+        [
+            (case, place),
+            cell(one, "gb_per_s", "{:.0f} GB/s"),
+            cell(one, "gflop_per_s", "{:.0f} GFLOP/s"),
+            cell(one, "scratch_bytes", "{} B"),
+        ]
+        for case, one in cases.items()
+    ]
+    head = ["case", "least traffic", "least arithmetic", "memory beside inputs and outputs"]
+    table: list[Block] = [("table", (head, rows))] if rows else []
+    return [("h3", "The certified verdict"), ("p", f"{told[0].upper()}{told[1:]}."), *table]
 
 
 def _verdict_words(section: Section, line: Line) -> str:

@@ -69,6 +69,7 @@ def test_a_problem_ends_as_a_certificate_a_report_and_a_file_for_the_job(finishe
 def test_every_cell_of_the_report_leads_to_a_line_that_exists(finished: Path) -> None:
     written = write_report(finished)
     markdown, page = written.markdown, written.page
+    assert re.search(r"Largest error over all probes [\d.]+ ULP", markdown.read_text())
     links = re.findall(r"\]\((tasks/[^)#]+|profile\.json)(?:#L(\d+))?\)", markdown.read_text())
     assert len(links) > 10
     for file, number in links:
