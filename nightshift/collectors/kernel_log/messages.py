@@ -287,10 +287,10 @@ KINDS: tuple[MessageKind, ...] = (
          "The NIC stopped answering its driver", f"{_MLX}/core/health.c", about=_NIC),
     _row("mlx_fatal", "mlx", r"[Ff]atal error \d+ detected|handling bad device here|(?:health"
          r"|device) recovery failed"
-         r"|Internal error detected|sync reset timeout|Failed unloading", _N, _C,
+         r"|health recovery flow aborted|Internal error detected|sync reset timeout|Failed unloading", _N, _C,
          "The NIC has a fatal error", f"{_MLX}/core/health.c", about=_NIC),
     _row("mlx_command", "mlx", r"timeout\. Will cause a leak of a command resource|Timeout waiting for \d"
-         r"|failed to allocate command entry|timed out \(go bit not cleared", _N, _C,
+         r"|failed to allocate command entry|No done completion|timed out \(go bit not cleared", _N, _C,
          "The NIC does not take commands", f"{_MLX}/core/cmd.c", about=_NIC),
     _row("mlx_module", "mlx", r"Port module event(?:\[error\]|: .*(?:[Cc]able error|[Cc]able unplugged"
          r"|[Cc]able shorted|[Bb]us stuck|[Hh]igh temperature|EEPROM))", _N, _W,
