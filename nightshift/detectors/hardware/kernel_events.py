@@ -41,7 +41,7 @@ _WORDS = {
     Fault.HOST_ERROR: "Host hardware error",
 }
 """Where the line's kind has no words of its own."""
-_PLACES_NAMED = {STORAGE_SILENT.name: "server", BMC_LOG.name: "bmc_says"}
+_SAYS_MORE = {STORAGE_SILENT.name: "server", BMC_LOG.name: "bmc_says"}
 """By kind of line, the fact that says more than its words."""
 
 
@@ -184,7 +184,7 @@ class KernelEvents:
         said = _gravest(events)
         facts |= _facts(said, known)
         meaning = str(facts.get("meaning", "")) or _words(fault, events)
-        named = _PLACES_NAMED.get(said.name) if said else None
+        named = _SAYS_MORE.get(said.name) if said else None
         if named in facts:
             meaning = f"{meaning}: {facts[named]}"
         alarm = Alarm(
