@@ -294,11 +294,13 @@ def _ray(address: str, where: str) -> Any:
 def _with_model(work: Any, run: Path, model: str, url: str, tokens: int) -> Any:
     """The same work with a language model among its authors, who keeps account in the search's folder."""
     from nightshift.kernels.generate.base import GeneratorError
-    from nightshift.kernels.generate.llm import Allowance, LanguageModel, connect
+    from nightshift.kernels.generate.llm import AuthorAllowance, LanguageModel, connect
 
     try:
         account = run / "tasks" / work.slug / "model.jsonl"
-        author = LanguageModel(connect(model, url or None), allowance=Allowance(tokens=tokens), account=account)
+        author = LanguageModel(
+            connect(model, url or None), allowance=AuthorAllowance(tokens=tokens), account=account
+        )
     except GeneratorError as error:
         raise Permanent(f"--llm {model}: {error}") from error
     return replace(work, generators=(*work.generators, author))
