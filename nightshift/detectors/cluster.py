@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
 from nightshift.collectors.kubernetes.events import EVENTS
 from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, maker, read
 from nightshift.collectors.slurm import SLURM
@@ -44,6 +44,8 @@ _NODES = ("Node ", "SlurmNode ")
 """How the lines of a node begin, by its manager."""
 PLATFORM, OWNER = "platform", "owner"
 _K = SubjectKind
+_Group = tuple[str, str]
+"""A trouble, and what those that may be of one cause share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class _Wrong:
         return replace(row, fault=_START, words=words, mended_by=PLATFORM, grace_s=SETTLE_S, by="cause")
 
     @property
-    def group(self) -> tuple[str, str]:
+    def group(self) -> _Group:
         shared = {"node": self.node, "job": self.job or self.thing, "cause": self.trouble.cause}[self.kind.by]
         return self.trouble.name, f"{self.serves} {shared}" if self.serves else shared
 
@@ -203,7 +205,7 @@ class ClusterFaults:
         (infinity: still)."""
         self._served_s: dict[str, tuple[float, frozenset[str]]] = {}
         """By node: when what serves its GPUs last changed, and which of it is not ready."""
-        self._places: dict[tuple[str, str], Subject] = {}
+        self._places: dict[_Group, Subject] = {}
         self._episodes = Episodes(self.name)
 
     @property
@@ -220,18 +222,14 @@ class ClusterFaults:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         self._read(tick, inventory)
-        if not any(s.ok for s in tick.sources) or any(_is_manager(s.source) and not s.ok for s in tick.sources):
+        if _is_unanswered(tick.sources):
             said = "The API server, or Slurm's controller, does not answer"
             self._hold_ends(tick.at_s)
             return self._episodes.report(lambda fault, s: self._episodes.no_data(fault, s, tick.at_s, said))
         groups = self._groups(self._candidates(tick.at_s))
         ripe = {key: found for key, found in groups.items() if self._is_ripe(key, found, tick.at_s)}
-        self._places = {key: place for key, place in self._places.items() if key in groups}
+        by_place = self._by_place(groups, ripe, inventory)
         self._away_s = {n: (a, b) for n, (a, b) in self._away_s.items() if tick.at_s < b + SETTLE_S}
-        by_place: dict[tuple[Fault, Subject], list[tuple[str, str]]] = {}
-        for key, found in ripe.items():
-            place = self._places.setdefault(key, _place(found, inventory))
-            by_place.setdefault((found[0].kind.fault, place), []).append(key)
         findings = []
         for (fault, place), keys in by_place.items():
             first = min(keys, key=lambda key: (_RANK[key[0]], key))
@@ -242,9 +240,21 @@ class ClusterFaults:
             findings += [done] if done else []
         return findings
 
-    def _groups(self, candidates: Sequence[_Wrong]) -> dict[tuple[str, str], list[_Wrong]]:
+    def _by_place(
+        self, groups: Collection[_Group], ripe: Mapping[_Group, Sequence[_Wrong]], inventory: Inventory
+    ) -> dict[tuple[Fault, Subject], list[_Group]]:
+        """The ripe groups that are one alarm. A group's place is chosen once, and stays as long as there is any of
+        it."""
+        self._places = {key: place for key, place in self._places.items() if key in groups}
+        by_place: dict[tuple[Fault, Subject], list[_Group]] = {}
+        for key, found in ripe.items():
+            place = self._places.setdefault(key, _place(found, inventory))
+            by_place.setdefault((found[0].kind.fault, place), []).append(key)
+        return by_place
+
+    def _groups(self, candidates: Sequence[_Wrong]) -> dict[_Group, list[_Wrong]]:
         """What may be of one cause; what names a group comes first in it."""
-        groups: dict[tuple[str, str], list[_Wrong]] = {}
+        groups: dict[_Group, list[_Wrong]] = {}
         failing = {w.node: w.group for w in candidates if w.trouble.name in ("pressure", "not_ready")}
         for wrong in candidates:
             # a node that evicts its pods is one fault: that of the node
@@ -301,18 +311,7 @@ class ClusterFaults:
             self._by_event = {key: w for key, w in self._by_event.items() if key[0] != thing or w.until_s}
         known = {w.trouble.name: w for w in before}
         kept = [w for w in before if w.until_s > at_s and w.trouble.name not in names]
-        for told in found:
-            at_registry, wrong = known.get("registry"), told
-            # only every other status of a back-off says that it is the registry that does not answer
-            if told.trouble.name == "image_pull" and at_registry is not None:
-                wrong = replace(at_registry, record=told.record)
-            if wrong.trouble.name in TROUBLES:
-                old = known.get(wrong.trouble.name) or known.get("image_pull" if at_registry is None else "")
-                same = old if old is not None and _family(old) == _family(wrong) else None
-                # the message of a back-off changes, the onset does not
-                since_s = min(wrong.trouble.since_s, same.trouble.since_s if same else math.inf)
-                until_s = same.until_s if same else wrong.until_s
-                kept.append(replace(wrong, trouble=replace(wrong.trouble, since_s=since_s), until_s=until_s))
+        kept += [_continued(wrong, known) for wrong in found if wrong.trouble.name in TROUBLES]
         if kept:
             self._wrong[thing] = kept
 
@@ -336,19 +335,12 @@ class ClusterFaults:
         match = _EVENT.match(record.text)
         if match is None:
             return
-        kind = {_K.POD: "Pod", _K.NODE: "Node"}.get(record.subject.kind, "")
+        is_of_job = record.subject.kind is _K.JOB and match["reason"].startswith("FailedCreate")
+        kind = "Job" if is_of_job else {_K.POD: "Pod", _K.NODE: "Node"}.get(record.subject.kind, "")
         thing, words = f"{kind} {record.subject.name}", match["words"]
-        job = inventory.above(record.subject, _K.JOB, at_s)
+        job = record.subject if is_of_job else inventory.above(record.subject, _K.JOB, at_s)
         node = inventory.above(record.subject, _K.NODE, at_s)
-        wanted = _OF_NODES.get(match["reason"]) if kind == "Node" else None
-        is_of_node = wanted is not None and wanted.search(words) is not None
-        if kind == "Node" and not is_of_node and match["type"] == "Warning" and _MONITOR.search(match["by"] or ""):
-            is_of_node = _HARMLESS.search(match["reason"]) is None
-        name = "node_event" if is_of_node else _ENDED.get(match["reason"])
-        # a plain Job may be anything; the others are made for training
-        if record.subject.kind is _K.JOB and match["reason"].startswith("FailedCreate"):
-            name = "not_created" if match["kind"] != "Job" or "gpu" in words else None
-            thing, job = f"Job {record.subject.name}", record.subject
+        name = _of_event(kind, match)
         has_gpus = name == "not_created" or inventory.fact(record.subject, "gpus")
         if name is not None and has_gpus and at_s - record.at.t_s < END_S:
             until_s = at_s + END_S
@@ -370,12 +362,7 @@ class ClusterFaults:
     def _candidates(self, at_s: float) -> list[_Wrong]:
         """What may be a fault now. An end that was meant is forgotten: it stays meant once the node has settled."""
 
-        def stays(wrong: _Wrong) -> bool:
-            return not wrong.until_s or (wrong.until_s > at_s and not self._is_meant(wrong, at_s))
-
-        left = {thing: [w for w in found if stays(w)] for thing, found in self._wrong.items()}
-        self._wrong = {thing: found for thing, found in left.items() if found}
-        self._by_event = {key: w for key, w in self._by_event.items() if stays(w)}
+        self._drop_ends(at_s)
         every = (*(w for found in self._wrong.values() for w in found), *self._by_event.values())
         # a status names the step that failed, the event that it was NVIDIA's runtime
         runtime = {thing for thing, name in self._by_event if name == "runtime"}
@@ -384,6 +371,16 @@ class ClusterFaults:
             for wrong in every
             if not (wrong.trouble.name == "config" and wrong.thing in runtime) and not self._is_meant(wrong, at_s)
         ]
+
+    def _drop_ends(self, at_s: float) -> None:
+        """Forgets ends that were told for their time, or were meant."""
+
+        def stays(wrong: _Wrong) -> bool:
+            return not wrong.until_s or (wrong.until_s > at_s and not self._is_meant(wrong, at_s))
+
+        left = {thing: [w for w in found if stays(w)] for thing, found in self._wrong.items()}
+        self._wrong = {thing: found for thing, found in left.items() if found}
+        self._by_event = {key: w for key, w in self._by_event.items() if stays(w)}
 
     def _is_meant(self, wrong: _Wrong, at_s: float) -> bool:
         """Whether somebody took the node away before it began, or what serves its GPUs is being replaced."""
@@ -407,7 +404,7 @@ class ClusterFaults:
         place = self._places.get(wrong.group)
         return place is not None and (wrong.kind.fault, place) in self._episodes
 
-    def _is_ripe(self, key: tuple[str, str], found: Sequence[_Wrong], at_s: float) -> bool:
+    def _is_ripe(self, key: _Group, found: Sequence[_Wrong], at_s: float) -> bool:
         open_ = self._places.get(key)
         if open_ is not None and (found[0].kind.fault, open_) in self._episodes:
             return True
@@ -418,13 +415,7 @@ class ClusterFaults:
         self, fault: Fault, place: Subject, cause: Sequence[_Wrong], found: Sequence[_Wrong], at_s: float
     ) -> Finding:
         first = min(cause, key=lambda w: (w.trouble.since_s, w.thing))
-        kind, trouble = first.kind, first.trouble
-        said = re.split(r"[:(.] ?", trouble.words, maxsplit=1)[0][:80]
-        if trouble.name == "job_failed":
-            said = trouble.words.removesuffix(".")[:140]
-        # before it stand the type and the reason, which the title says or does not need
-        message = trouble.words.split(": ", 1 if trouble.name == "node_event" else 2)[-1][:80].strip()
-        words = kind.words.format(cause=trouble.cause, said=said, message=message)
+        kind, trouble, words = first.kind, first.trouble, _title(first)
         pods = len({w.thing for w in cause if w.thing.startswith("Pod ")})
         shown = f"{words} ({pods} pods)" if pods > 1 else words
         places = {w.record.subject for w in found} | {Subject(_K.JOB, w.job) for w in found if w.job}
@@ -494,6 +485,47 @@ class ClusterFaults:
         self._away_s = fresh._away_s
 
 
+def _title(wrong: _Wrong) -> str:
+    trouble = wrong.trouble
+    said = re.split(r"[:(.] ?", trouble.words, maxsplit=1)[0][:80]
+    if trouble.name == "job_failed":
+        said = trouble.words.removesuffix(".")[:140]
+    # before it stand the type and the reason, which the title says or does not need
+    message = trouble.words.split(": ", 1 if trouble.name == "node_event" else 2)[-1][:80].strip()
+    return wrong.kind.words.format(cause=trouble.cause, said=said, message=message)
+
+
+def _continued(wrong: _Wrong, known: Mapping[str, _Wrong]) -> _Wrong:
+    """What an object says now, since it, or another status of the same back-off, was said first. known: what it
+    said before, by trouble."""
+    at_registry = known.get("registry")
+    # only every other status of a back-off says that it is the registry that does not answer
+    if wrong.trouble.name == "image_pull" and at_registry is not None:
+        wrong = replace(at_registry, record=wrong.record)
+    old = known.get(wrong.trouble.name) or known.get("image_pull" if at_registry is None else "")
+    if old is None or _family(old) != _family(wrong):
+        return wrong
+    # the message of a back-off changes, the onset does not
+    since_s = min(wrong.trouble.since_s, old.trouble.since_s)
+    return replace(wrong, trouble=replace(wrong.trouble, since_s=since_s), until_s=old.until_s)
+
+
+def _of_event(kind: str, event: re.Match[str]) -> str | None:
+    """The trouble that an event tells whatever its object's state is; None where it tells none."""
+    if kind == "Job":
+        # a plain Job may be anything; the others are made for training
+        return "not_created" if event["kind"] != "Job" or "gpu" in event["words"] else None
+    return "node_event" if kind == "Node" and _is_node_fault(event) else _ENDED.get(event["reason"])
+
+
+def _is_node_fault(event: re.Match[str]) -> bool:
+    fault_words = _OF_NODES.get(event["reason"])
+    if fault_words is not None and fault_words.search(event["words"]):
+        return True
+    of_monitor = event["type"] == "Warning" and _MONITOR.search(event["by"] or "") is not None
+    return of_monitor and _HARMLESS.search(event["reason"]) is None
+
+
 def _of_start(reason: str, words: str, count: str | None) -> tuple[str, str] | None:
     """(trouble, cause) of an event about a pod that has not started; None where it is of none."""
     name = _OF_PODS.get(reason)
@@ -518,7 +550,7 @@ def _wrong_of(thing: str, facts: Mapping[str, str], trouble: Trouble, record: Lo
     return _Wrong(thing, trouble, record, job, node, facts.get("serves", ""), until_s)
 
 
-def _is_of_another(group: tuple[str, str], wrong: _Wrong) -> bool:
+def _is_of_another(group: _Group, wrong: _Wrong) -> bool:
     return wrong.group != group
 
 
@@ -539,8 +571,14 @@ def _place(found: Sequence[_Wrong], inventory: Inventory) -> Subject:
     return Subject(_K.JOB, first.job) if first.job else first.record.subject
 
 
-def _is_manager(source: Subject) -> bool:
-    return source.name.startswith(("kubernetes ", f"{SLURM} "))
+def _is_unanswered(sources: Sequence[SourceStatus]) -> bool:
+    """Whether no source answers, or a cluster's manager does not."""
+    silent = (s for s in sources if not s.ok)
+    return not any(s.ok for s in sources) or any(map(_is_manager, silent))
+
+
+def _is_manager(status: SourceStatus) -> bool:
+    return status.source.name.startswith(("kubernetes ", f"{SLURM} "))
 
 
 def _saved(wrong: _Wrong) -> list[Any]:

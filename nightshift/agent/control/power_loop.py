@@ -368,14 +368,14 @@ class WindowSeen:
     gangs: Mapping[str, list[GpuWindow]]
     beliefs: Mapping[str, Belief]
     gpus: list[shield.Gpu]
-    racks: Mapping[str, shield.Rack]
+    racks: Mapping[str, shield.RackBudget]
 
 
 @dataclass(frozen=True)
 class PendingRaises:
     """What a turn asked for and could not have yet."""
 
-    racks: Mapping[str, shield.Rack]
+    racks: Mapping[str, shield.RackBudget]
     wishes_mw: Mapping[str, float]
     shares_mw: Mapping[str, int]
     told: Mapping[str, NodeStatus]
@@ -582,7 +582,7 @@ class PowerLoop:
         self._telling.window(beliefs, racks_of, overdrawn, now_s)
         drift = () if self._asked is None else self._asked.drift.found(now_s)
         trusts = self._telling.trusts(PolicyHealth(len(gangs), newly_locked(before, self._memory), drift=drift))
-        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
+        racks = {n: shield.RackBudget(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
         return WindowSeen(told, gangs, beliefs, gpus, racks), trusts
 
     def _decide(self, seen: WindowSeen, trusts: Trusts, now_s: float) -> dict[str, Decided]:

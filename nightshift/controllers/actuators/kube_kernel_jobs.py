@@ -276,16 +276,10 @@ def arguments(action: Action) -> list[str]:
     ]
 
 
-def job_of(action: Action, settings: KernelJobSettings) -> Object:
-    """The batch/v1 Job, suspended."""
-    labels = {
-        "app.kubernetes.io/name": "nightshift",
-        "app.kubernetes.io/part-of": "nightshift",
-        "app.kubernetes.io/component": COMPONENT,
-    }
+def _container(action: Action, settings: KernelJobSettings) -> Object:
     resources = {"cpu": CPU, "memory": MEMORY, settings.labels.gpu_resource: "1"}
     limits = {"memory": MEMORY_LIMIT, settings.labels.gpu_resource: "1"}
-    container: Object = {
+    return {
         "name": "search",
         "image": settings.image,
         "args": arguments(action),
@@ -305,6 +299,15 @@ def job_of(action: Action, settings: KernelJobSettings) -> Object:
             {"name": "key", "mountPath": "/keys", "readOnly": True},
         ],
     }
+
+
+def job_of(action: Action, settings: KernelJobSettings) -> Object:
+    """The batch/v1 Job, suspended."""
+    labels = {
+        "app.kubernetes.io/name": "nightshift",
+        "app.kubernetes.io/part-of": "nightshift",
+        "app.kubernetes.io/component": COMPONENT,
+    }
     kept = {"persistentVolumeClaim": {"claimName": settings.claim}}
     pod: Object = {
         "restartPolicy": "Never",
@@ -313,7 +316,7 @@ def job_of(action: Action, settings: KernelJobSettings) -> Object:
         "priorityClassName": str(action.params["priority_class"]),
         "activeDeadlineSeconds": round(3600 * _hours(action)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532},
-        "containers": [container],
+        "containers": [_container(action, settings)],
         "volumes": [
             {"name": "work", **(kept if settings.claim else {"emptyDir": {"sizeLimit": "20Gi"}})},
             {"name": "tmp", "emptyDir": {"sizeLimit": "5Gi"}},

@@ -153,16 +153,13 @@ class QueueView:
             raise StaleView("no node with GPUs is known")
         shape = self._shape()
         place = {name: at for at, name in enumerate(names)}
-        sick = {place[name]: gpus for name, gpus in (ill or {}).items() if name in place and gpus}
+        sick = _by_place(ill or {}, place)
         nodes = [self._nodes[name] for name in names]
         slope_w = math.inf if self.settings.slope_w is None else self.settings.slope_w
         return Snapshot(
             now_s,
             shape,
-            [
-                replace(job, share=job.share if job.share and shares(job.user, job.kueue_queue) else "")
-                for job in self._jobs(place, loads, evicts)
-            ],
+            [_shared(job, shares) for job in self._jobs(place, loads, evicts)],
             _closed(nodes, shape.per_node, sick),
             slope_w,
             tuple(names),
@@ -195,10 +192,7 @@ class QueueView:
         return found
 
     def _job(self, name: str, parts: list[_Part], place: Mapping[str, int], load: Load) -> JobSeen:
-        said, nodes = _gpus_said(parts), Counter[int]()
-        for part in parts:
-            if part.node in place:
-                nodes[place[part.node]] += part.gpus
+        said = _gpus_said(parts)
         gates = tuple(sorted((part.gate for part in parts if part.gate is not None), key=lambda gate: gate.path))
         started = [part.started_s for part in parts if math.isfinite(part.started_s)]
         namespace, _, short = name.partition("/")
@@ -209,7 +203,7 @@ class QueueView:
             min(part.made_s for part in parts),
             said,
             gates or None,
-            dict(nodes),
+            _held(parts, place),
             min(started, default=math.nan),
             load=load,
             watts=said * self.settings.gpu_watts,
@@ -307,6 +301,25 @@ def _gpus_said(parts: Sequence[_Part]) -> int:
     """A job's GPUs. Its pods and its Workload say them twice over: the pods count, where there are any."""
     pods = [part.gpus for part in parts if not part.workload]
     return sum(pods) or max(part.gpus for part in parts)
+
+
+def _by_place(ill: Mapping[str, int], place: Mapping[str, int]) -> dict[int, int]:
+    """Of the nodes that are known, those with ill GPUs."""
+    return {place[name]: gpus for name, gpus in ill.items() if name in place and gpus}
+
+
+def _held(parts: Sequence[_Part], place: Mapping[str, int]) -> dict[int, int]:
+    """GPUs that a job holds, by the place of the node."""
+    nodes = Counter[int]()
+    for part in parts:
+        if part.node in place:
+            nodes[place[part.node]] += part.gpus
+    return dict(nodes)
+
+
+def _shared(job: JobSeen, shares: Callable[[str, str], bool]) -> JobSeen:
+    """What its owner allows holds only where its queue's administrator opted in too."""
+    return job if not job.share or shares(job.user, job.kueue_queue) else replace(job, share="")
 
 
 def _first(texts: Sequence[str]) -> str:

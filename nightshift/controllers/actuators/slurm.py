@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel, Field, field_validator
@@ -283,31 +283,21 @@ class SlurmActuator(SiteActuator):
     def _emptied(self, action: Action, node: SlurmNode) -> ActionOutcome | None:
         """None once the node is drained by us and empty; what became of it where it ended before. Raises
         UnderWay."""
-        mark, jobs = mark_of(node, action), self._jobs_on(node)
-        if mark is None:
-            if (over := self._drained_before(action, node)) is not None:
-                left = ", ".join(job.key for job in jobs)
-                return self._refused(action, f"{over.detail}; {left} still run there") if left else over
-            if obstacles := [why for job in jobs if (why := _unstoppable(job)) is not None]:
-                return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
-            node = self._nodes.drain(node, action, _runs(jobs))
-            outcome = self._drained(action, node)
-            if outcome.status is not _O.DONE:
-                return outcome
-            mark = mark_of(node, action)
+        jobs = self._jobs_on(node)
+        if mark_of(node, action) is None:
+            begun = self._begin_drain(action, node, jobs)
+            if isinstance(begun, ActionOutcome):
+                return begun
+            node = begun
         elif not node.is_drained:
             return self._refused(action, "a person has resumed it during the drain; it stays resumed")
+        mark = mark_of(node, action)
         planned = _planned_runs(mark.more if mark is not None else "")
         if late := [job for job in jobs if job.id not in planned]:
             # they started between the look and the drain: named before the first of them is stopped
             planned |= {job.id: job.restarts for job in late}
             node = self._nodes.drain(node, action, _written(planned))
-        waits, refusals = [], []
-        for job in jobs:
-            try:
-                waits += [wait] if (wait := self._requeue(job, planned[job.id], action)) is not None else []
-            except Permanent as error:
-                refusals.append(str(error))
+        waits, refusals = self._requeue_all(jobs, planned, action)
         if refusals and not waits:
             why = f"drain of {action.target.name} cannot continue; the node stays drained: {'; '.join(refusals)}"
             return ActionOutcome(_O.FAILED, why, self._now_s(), {"cordoned": "true"})
@@ -315,6 +305,29 @@ class SlurmActuator(SiteActuator):
             said = "; ".join([*waits, *refusals]) or "its jobs are on their way out"
             raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=POLL_S)
         return None
+
+    def _begin_drain(self, action: Action, node: SlurmNode, jobs: Sequence[SlurmJob]) -> SlurmNode | ActionOutcome:
+        """The node, drained by us, with the runs that are to be stopped in its mark; else what became of it."""
+        if (over := self._drained_before(action, node)) is not None:
+            left = ", ".join(job.key for job in jobs)
+            return self._refused(action, f"{over.detail}; {left} still run there") if left else over
+        if obstacles := [why for job in jobs if (why := _unstoppable(job)) is not None]:
+            return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
+        node = self._nodes.drain(node, action, _runs(jobs))
+        outcome = self._drained(action, node)
+        return node if outcome.status is _O.DONE else outcome
+
+    def _requeue_all(
+        self, jobs: Sequence[SlurmJob], planned: Mapping[int, int], action: Action
+    ) -> tuple[list[str], list[str]]:
+        """(what is waited for, why others cannot be requeued). planned: each job's run that is to be stopped."""
+        waits, refusals = [], []
+        for job in jobs:
+            try:
+                waits.append(self._requeue(job, planned[job.id], action))
+            except Permanent as error:
+                refusals.append(str(error))
+        return [wait for wait in waits if wait is not None], refusals
 
     def _jobs_on(self, node: SlurmNode) -> list[SlurmJob]:
         found = (self._client.job(number) for number in self._client.jobs_on(node.name))
@@ -326,18 +339,11 @@ class SlurmActuator(SiteActuator):
         """Drained and emptied, rebooted once, checked, and given back. The mark names the boot before."""
         node = self._nodes.get(_slurm_name(action))
         mark = mark_of(node, action)
-        if mark is None and mark_of(node, action, GAVE_BACK) is not None:
-            return self._conclude(action, node)
         if mark is None:
-            how = self._how_to_reboot()
-            if not how:
-                return self._refused(
-                    action, "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram"
-                )
-            if node.boot_s == 0:
-                raise Temporary(
-                    f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0
-                )
+            if mark_of(node, action, GAVE_BACK) is not None:
+                return self._conclude(action, node)
+            if obstacle := self._cannot_reboot(node):
+                return self._refused(action, obstacle)
         # power saving lifts every drain as it takes a node down: there our reservation keeps jobs off
         powered = mark is not None and not node.is_drained and self._reserved(action)
         is_same = mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0
@@ -348,6 +354,14 @@ class SlurmActuator(SiteActuator):
         if not powered and not self._nodes.written_by_us(node):
             return self._refused(action, f"{self._nodes.whose(node)}; it has booted and stays drained")
         return self._check(action, node)
+
+    def _cannot_reboot(self, node: SlurmNode) -> str:
+        """Why Slurm cannot reboot it; empty where it can. Raises Temporary until the mark can name a boot."""
+        if not self._how_to_reboot():
+            return "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram"
+        if node.boot_s == 0:
+            raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0)
+        return ""
 
     def _go_down(self, action: Action, node: SlurmNode) -> ActionOutcome:
         if (over := self._emptied(action, node)) is not None:

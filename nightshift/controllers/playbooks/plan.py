@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.seal import fingerprint
-from nightshift.collectors.subject import SITE, SITE_NODE, Subject, SubjectKind
+from nightshift.collectors.subject import SITE, SITE_NODE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import (
     STOPPED_GPUS,
     Action,
@@ -193,11 +193,7 @@ def draw_up(
     """
     inventory, at_s = situation.inventory, situation.at_s
     places = {*nodes, target, *([Subject(_K.NODE, str(params["node"]))] if params and "node" in params else [])}
-    same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
-    machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
-    # a plan says whose node or job it is about, so that no other manager's actuator carries it out
-    sites = {key: value for s in places for key in (SITE, SITE_NODE) if (value := inventory.fact(s, key))}
     # rules of approval go by size: a restart of 512 GPUs named no GPU, and one person could approve it
     stopped = {STOPPED_GPUS: count} if (count := job_gpus(situation, stops)) else {}
     attempt = situation.facts.get("attempt", 0.0)
@@ -219,10 +215,21 @@ def draw_up(
         ),
         undo=undo,
         expires_at_s=at_s + economy.expires_s,
-        params={**(params or {}), **stopped, **sites},
-        preconditions=(*preconditions, *machines),
+        params={**(params or {}), **stopped, **_sites(places, inventory)},
+        preconditions=(*preconditions, *_machines(places, inventory)),
         needs_approval=needs_approval,
     )
+
+
+def _machines(places: Collection[Subject], inventory: Inventory) -> tuple[Precondition, ...]:
+    """That each node is still the machine that it was."""
+    same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
+    return tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
+
+
+def _sites(places: Collection[Subject], inventory: Inventory) -> dict[str, str]:
+    """Whose node or job a plan is about, so that no other manager's actuator carries it out."""
+    return {key: value for s in places for key in (SITE, SITE_NODE) if (value := inventory.fact(s, key))}
 
 
 _NOUNS = {_K.GPU: "GPU", _K.NODE: "node", _K.POD: "pod", _K.JOB: "job"}

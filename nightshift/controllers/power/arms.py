@@ -43,7 +43,7 @@ def newly_locked(former: shield.LimitMemory, present: shield.LimitMemory) -> int
 class Round:
     """One turn of the shield, as it was asked."""
 
-    racks: Mapping[str, shield.Rack]
+    racks: Mapping[str, shield.RackBudget]
     gpus: list[shield.Gpu]
     wishes_mw: Mapping[str, float]
     memory: shield.LimitMemory

@@ -17,7 +17,7 @@ import numpy as np
 from nightshift.controllers.power.belief import TOP, Bank, LevelWindows
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.gang import Gang, level_of
-from nightshift.controllers.power.limits import Gpu, LimitMemory, Rack, Settings
+from nightshift.controllers.power.limits import Gpu, LimitMemory, RackBudget, Settings
 from nightshift.controllers.power.share import Claims, Sharing, divide
 from nightshift.controllers.power.shield import held, worst_mw
 
@@ -31,7 +31,7 @@ class Division:
 
 
 def divide_racks(
-    racks: Mapping[str, Rack],
+    racks: Mapping[str, RackBudget],
     gpus: Iterable[Gpu],
     asks: Mapping[str, tuple[Gang, int]],
     memory: LimitMemory,
@@ -99,7 +99,11 @@ def _lowest_levels(
 
 
 def _scarce_racks(
-    racks: Mapping[str, Rack], gpus: Iterable[Gpu], ceiling: Mapping[str, int], memory: LimitMemory, s: Settings
+    racks: Mapping[str, RackBudget],
+    gpus: Iterable[Gpu],
+    ceiling: Mapping[str, int],
+    memory: LimitMemory,
+    s: Settings,
 ) -> list[tuple[float, dict[str, float]]]:
     """Of each rack whose gangs together ask for more than it has: its room (mW), and what a percent of the highest
     limit costs it by gang. `ceiling`: the level that each gang that can be moved asks for."""

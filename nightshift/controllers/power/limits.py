@@ -58,7 +58,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Rack:
+class RackBudget:
     name: str
     budget_mw: int
     host_mw: int  # everything in the rack that is no GPU, at its most

@@ -26,7 +26,7 @@ from nightshift.controllers.power.limits import (
     Gpu,
     LimitMemory,
     LimitOrders,
-    Rack,
+    RackBudget,
     Settings,
     without,
 )
@@ -141,7 +141,7 @@ __all__ = [
     "Gpu",
     "LimitMemory",
     "LimitOrders",
-    "Rack",
+    "RackBudget",
     "Settings",
     "decide",
     "decide_step",
@@ -170,14 +170,14 @@ def worst_mw(gpu: Gpu, memory: LimitMemory, s: Settings) -> int:
     return max(base, gpu.enforced_mw or 0)
 
 
-def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: LimitMemory, settings: Settings) -> int:
+def headroom_mw(rack: RackBudget, gpus: Iterable[Gpu], memory: LimitMemory, settings: Settings) -> int:
     """Of the rack's budget, what the worst case leaves; negative: it is overdrawn."""
     usable = int(rack.budget_mw * (1.0 - settings.margin_share)) - rack.host_mw
     return usable - sum(worst_mw(gpu, memory, settings) for gpu in gpus)
 
 
 def decide(
-    racks: Mapping[str, Rack],
+    racks: Mapping[str, RackBudget],
     gpus: Iterable[Gpu],
     wishes_mw: Mapping[str, float],
     memory: LimitMemory,
@@ -225,7 +225,7 @@ def decide(
 
 
 def _drop_unbudgeted(
-    gpus: Iterable[Gpu], racks: Mapping[str, Rack], wanted: dict[str, int], clips: dict[str, list[Clip]]
+    gpus: Iterable[Gpu], racks: Mapping[str, RackBudget], wanted: dict[str, int], clips: dict[str, list[Clip]]
 ) -> None:
     for gpu in gpus:
         if gpu.rack not in racks:
@@ -253,7 +253,7 @@ def _with_orders(memory: LimitMemory, given_mw: Mapping[str, int], now_s: float)
 
 
 def decide_step(
-    racks: Mapping[str, Rack],
+    racks: Mapping[str, RackBudget],
     gpus: Iterable[Gpu],
     wishes_mw: Mapping[str, float],
     memory: LimitMemory,

@@ -175,37 +175,44 @@ def faults(world: HealthyFleet) -> Iterator[Tick]:
 
 def _faulty(frame: Frame, number: int) -> Frame:
     values = frame.values.copy()
-    for name, slope in (
-        ("gpu_memory_used_bytes", 1e8),
-        ("container_memory_anonymous_bytes", 1e7),
-        ("container_memory_working_set_bytes", 1e7),
-        ("gpu_ecc_dbe_total", 0.1),
-    ):
-        if name in frame.columns and len(values):
-            values[0, frame.columns[name]] += slope * number
-    for name, row, level in _HARDWARE:
+    for name, row, slope, first in _RISES:
+        if name in frame.columns and len(values) > row and number >= first:
+            values[row, frame.columns[name]] += slope * number
+    for name, row, level in _LEVELS:
         if name in frame.columns and len(values) > row and number >= 20:
-            before = values[row, frame.columns[name]]
-            values[row, frame.columns[name]] = before + level * number if name.endswith("total") else level
-    for name, level in (("gpu_utilization_percent", 0.0), ("gpu_power_w", 100.0)):
-        if name in frame.columns and _stopped(number):
-            values[:, frame.columns[name]] = level
-    if frame.kind is SubjectKind.SERVER and _stopped(number):
-        stood = min(number - number % 10 + 4, 149)
-        for name in ("server_generated_tokens_total", "server_requests_done_total"):
-            values[:, frame.columns[name]] = 1000.0 + 500.0 * stood
+            values[row, frame.columns[name]] = level
+    if _stopped(number):
+        _stop(frame, values, number)
     frame = replace(frame, values=values)
     return frame if frame.kind is not SubjectKind.GPU or number < 40 else _without_last(frame)
 
 
-_HARDWARE = (
+def _stop(frame: Frame, values: Floats, number: int) -> None:
+    """GPUs idle, and servers' counters stay as they were at the last tick before."""
+    for name, level in (("gpu_utilization_percent", 0.0), ("gpu_power_w", 100.0)):
+        if name in frame.columns:
+            values[:, frame.columns[name]] = level
+    if frame.kind is SubjectKind.SERVER:
+        stood = min(number - number % 10 + 4, 149)
+        for name in ("server_generated_tokens_total", "server_requests_done_total"):
+            values[:, frame.columns[name]] = 1000.0 + 500.0 * stood
+
+
+_RISES = (
+    ("gpu_memory_used_bytes", 0, 1e8, 0),
+    ("container_memory_anonymous_bytes", 0, 1e7, 0),
+    ("container_memory_working_set_bytes", 0, 1e7, 0),
+    ("gpu_ecc_dbe_total", 0, 0.1, 0),
+    ("gpu_pcie_replay_total", 2, 100.0, 20),
+    ("gpu_nvlink_crc_errors_total", 3, 1e5, 20),
+)
+"""(metric, row, rise per tick, first tick): memory leaks, errors of memory, bad links on two other GPUs."""
+_LEVELS = (
     ("gpu_throttle_reasons", 1, 64.0),
     ("gpu_sm_clock_mhz", 1, 30.0),
-    ("gpu_pcie_replay_total", 2, 100.0),
-    ("gpu_nvlink_crc_errors_total", 3, 1e5),
     ("part_health", 0, 2.0),
 )
-"""(metric, row, level or rise per tick) from tick 20 on: heat on one GPU, bad links on two others, a bad fan."""
+"""(metric, row, level) from tick 20 on: heat on one GPU, a bad fan."""
 
 
 def _without_last(frame: Frame) -> Frame:

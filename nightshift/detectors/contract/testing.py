@@ -154,16 +154,7 @@ def lawful(findings: Sequence[Finding], ticks: Sequence[Tick], begun_earlier: bo
     last = max((t.at_s for t in ticks), default=math.inf)
     open_now: dict[str, State] = {}
     for finding in findings:
-        for name, value in (("since", finding.since.t_s), ("at", finding.at.t_s)):
-            if not math.isfinite(value):
-                yield f"{finding.summary!r}: {name} is {value}"
-        if finding.at.t_s > last:
-            yield f"{finding.summary!r} is said in the future"
-        if not finding.summary or not math.isfinite(finding.score) or not math.isfinite(finding.threshold):
-            yield f"{finding.fault} of {finding.subject}: no summary, or no finite score and threshold"
-        for exhibit in finding.evidence:
-            if isinstance(exhibit, SeriesExhibit) and not all(map(math.isfinite, (*exhibit.t_s, *exhibit.values))):
-                yield f"{finding.fault} of {finding.subject}: an exhibit holds NaN or infinity"
+        yield from _odd_figures(finding, last)
         known = open_now.get(finding.episode)
         if known is None and finding.state is not State.FIRING and not begun_earlier:
             yield f"{finding.fault} of {finding.subject} is {finding.state} without having fired"
@@ -172,6 +163,20 @@ def lawful(findings: Sequence[Finding], ticks: Sequence[Tick], begun_earlier: bo
         open_now[finding.episode] = finding.state
         if finding.state is State.CLEAR:
             del open_now[finding.episode]
+
+
+def _odd_figures(finding: Finding, last_s: float) -> Iterator[str]:
+    """What is missing of a finding, no number, or of a time after the last tick."""
+    for name, value in (("since", finding.since.t_s), ("at", finding.at.t_s)):
+        if not math.isfinite(value):
+            yield f"{finding.summary!r}: {name} is {value}"
+    if finding.at.t_s > last_s:
+        yield f"{finding.summary!r} is said in the future"
+    if not finding.summary or not math.isfinite(finding.score) or not math.isfinite(finding.threshold):
+        yield f"{finding.fault} of {finding.subject}: no summary, or no finite score and threshold"
+    for exhibit in finding.evidence:
+        if isinstance(exhibit, SeriesExhibit) and not all(map(math.isfinite, (*exhibit.t_s, *exhibit.values))):
+            yield f"{finding.fault} of {finding.subject}: an exhibit holds NaN or infinity"
 
 
 def key(findings: Sequence[Finding]) -> list[str]:

@@ -300,6 +300,13 @@ def walk(kind: Kind, drawn: WalkDraw, earlier: Sequence[bytes] = ()) -> Walked:
     return Walked(checks, tuple(f"{drawn.told}: {problem}" for problem in problems))
 
 
+def _after_restart(kind: Kind, resumed: Sequence[Finding], now: Sequence[Finding]) -> str:
+    """What a restart changed of one look's findings; empty where nothing that the contract forbids."""
+    if kind.plugin in BEGINS_AGAIN:
+        return "brings a burst" if len(resumed) > len(now) else ""
+    return "" if key(resumed) == key(now) else "continues differently"
+
+
 def _judged(kind: Kind, drawn: WalkDraw, state: bytes | None, checks: Counter[str]) -> list[str]:
     def begun() -> Detector:
         detector = kind()
@@ -315,16 +322,13 @@ def _judged(kind: Kind, drawn: WalkDraw, state: bytes | None, checks: Counter[st
         said += now
         if resumed is not None:
             checks["a saved state"] = 1
-            after = resumed.update(tick, drawn.inventory)
-            if kind.plugin in BEGINS_AGAIN:
-                problems += ["a restart brought a burst"] if len(after) > len(now) else []
-            elif key(after) != key(now):
-                problems.append(f"restored after tick {drawn.restart} it continues differently at {number}")
+            if changed := _after_restart(kind, resumed.update(tick, drawn.inventory), now):
+                problems.append(f"restored after tick {drawn.restart} it {changed} at {number}")
                 resumed = None
         if number == drawn.restart:
             resumed = kind()
             resumed.restore(first.snapshot())
-        if not tick.frames and not tick.steps and not tick.events and not tick.logs:
+        if not any((tick.frames, tick.steps, tick.events, tick.logs)):
             checks["no_data is never clear"] = 1
             problems += [f"cleared in silence: {f.summary}" for f in now if f.state is State.CLEAR]
     checks["determinism"] = 1

@@ -324,9 +324,7 @@ class Ecc:
             said = [*before.summary.partition(": ")[2].split("; "), *said]
         said = list(dict.fromkeys([*grave, *said]))
         evidence: tuple[Any, ...] = exhibits(known, {e.record: "" for e in events})
-        evidence += tuple(e for e in (known.evidence if known else ()) if isinstance(e, SeriesExhibit))[:2]
-        if known is None and slot is not None:
-            evidence += self._counters.exhibit(UNCORRECTED if grave else CORRECTED, slot, at_s)
+        evidence += self._series(known, slot, UNCORRECTED if grave else CORRECTED, at_s)
         strength = 0.0 if slot is None else float(table["height"][slot]) / self._test.threshold
         alarm = Alarm(
             fault,
@@ -342,6 +340,12 @@ class Ecc:
         )
         self._spoken[(fault, subject)] = self._episodes.fire(alarm, at_s)
         self._quiet.event(fault, subject, at_s)
+
+    def _series(self, known: Finding | None, slot: int | None, counter: str, at_s: float) -> tuple[Any, ...]:
+        """The counter when an episode begins; later what was shown then."""
+        if known is not None:
+            return tuple(e for e in known.evidence if isinstance(e, SeriesExhibit))[:2]
+        return self._counters.exhibit(counter, slot, at_s) if slot is not None else ()
 
     def _units(
         self, subject: Subject, known: Finding | None, since_s: float, events: Sequence[KernelEvent]

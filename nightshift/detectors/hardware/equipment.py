@@ -126,12 +126,7 @@ class Equipment:
                 self._level(signal, table, slots, frame, tick.at_s, inventory)
             if kind is _NIC:
                 seen |= self._switches(table, slots, frame, tick.at_s, inventory)
-            for subject in {subject for _, subject in self._episodes}:
-                row = frame.index.rows.get(subject)
-                columns = (
-                    [frame.column(s.metric)[row] for s in SIGNALS if s.kind is kind] if row is not None else []
-                )
-                seen |= {subject} if (np.abs(columns) <= _MOST).any() else set()
+            seen |= {subject for _, subject in self._episodes if _is_measured(subject, frame)}
         words = (self._word(fault, subject, subject in seen, tick.at_s) for fault, subject in tuple(self._episodes))
         return [found for found in words if found is not None]
 
@@ -291,6 +286,13 @@ class Equipment:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._tables, self._episodes, self._bad_s, self._topology = tables, episodes, bad_s, None
+
+
+def _is_measured(subject: Subject, frame: Frame) -> bool:
+    """Whether any signal of a part or module has a value."""
+    row = frame.index.rows.get(subject)
+    levels = [] if row is None else [frame.column(s.metric)[row] for s in SIGNALS if s.kind is frame.kind]
+    return bool((np.abs(levels) <= _MOST).any())
 
 
 def _up_and_down(frame: Frame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

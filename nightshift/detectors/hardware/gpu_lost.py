@@ -10,13 +10,14 @@ follows. On a node that a person took out of service the loss is only a warning:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.frame import Frame, Reason, SourceStatus
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.kernel_log.messages import BY_NAME
 from nightshift.collectors.subject import SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
@@ -95,10 +96,7 @@ class GpuLost:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.GPU)
-        told = {event.gpu: tick.at_s for event in tick.events if event.gpu is not None and _tells_loss(event)}
-        if told:
-            live = {gpu: at_s for gpu, at_s in self._logged_s.items() if tick.at_s - at_s <= FORGET_S}
-            self._logged_s = live | told
+        self._read_log(tick)
         missing: list[int] = []
         seen = np.zeros(0, dtype=np.bool_)
         if frame is not None and len(frame.index):
@@ -106,15 +104,16 @@ class GpuLost:
         mig = tick.frames.get(SubjectKind.MIG)
         cut = {s.name.partition("/")[0] for s in mig.index.subjects} if mig is not None and missing else set()
         nodes: dict[Subject, tuple[int, int]] = {}
-        cut_short = {
-            subject
-            for s in tick.sources
-            if s.reason is Reason.TRUNCATED or Reason.TRUNCATED in s.rejected
-            for subject in s.covers
-        }
+        cut_short = _cut_short(tick.sources)
         for slot in missing:
             self._missing(slot, nodes, cut, cut_short, tick.at_s, inventory)
         return self._episodes.report(lambda fault, gpu: self._word(fault, gpu, seen, tick.at_s, inventory))
+
+    def _read_log(self, tick: Tick) -> None:
+        told = {event.gpu: tick.at_s for event in tick.events if event.gpu is not None and _tells_loss(event)}
+        if told:
+            live = {gpu: at_s for gpu, at_s in self._logged_s.items() if tick.at_s - at_s <= FORGET_S}
+            self._logged_s = live | told
 
     def _take(self, frame: Frame, at_s: float) -> tuple[list[int], NDArray[np.bool_]]:
         """Takes a look: the slots of GPUs that were seen before and are not in it, and [slot] whether it is."""
@@ -165,8 +164,9 @@ class GpuLost:
         node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, last_s)
         if node is None:
             return False
-        if inventory.fact(node, SHOWS_HELD_ONLY) == "yes":
-            return True
+        return inventory.fact(node, SHOWS_HELD_ONLY) == "yes" or self._idle_vanished(node, last_s, at_s, inventory)
+
+    def _idle_vanished(self, node: Subject, last_s: float, at_s: float, inventory: Inventory) -> bool:
         on = inventory.children(node, at_s, SubjectKind.GPU)
         seen_s = {g: float(self._table["last_s"][k]) for g in on if (k := self._table.slot(g)) is not None}
         gone = [g for g, when_s in seen_s.items() if when_s == last_s]
@@ -252,6 +252,12 @@ class GpuLost:
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._table, self._episodes, self._logged_s = table, episodes, logged_s
+
+
+def _cut_short(sources: Sequence[SourceStatus]) -> set[Subject]:
+    """What sources cover of which a page was cut off."""
+    cut = (s for s in sources if s.reason is Reason.TRUNCATED or Reason.TRUNCATED in s.rejected)
+    return {subject for s in cut for subject in s.covers}
 
 
 def _tells_loss(event: KernelEvent) -> bool:

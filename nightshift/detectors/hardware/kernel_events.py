@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -25,8 +25,24 @@ from nightshift.detectors.quiet_periods import QuietPeriods, exhibits, unread
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
-_FELL_OFF = 79
-_NVLINK_XID = 74
+_FAULTS = {
+    KernelEventKind.OOM_KILL: Fault.OOM_KILL,
+    KernelEventKind.FELL_OFF_BUS: Fault.GPU_LOST,
+    KernelEventKind.NVLINK: Fault.NVLINK_DEGRADED,
+}
+"""Of which one line is a fault."""
+_OF_XIDS: Mapping[int | None, Fault] = {79: Fault.GPU_LOST, 74: Fault.NVLINK_DEGRADED}
+_WORDS = {
+    Fault.GPU_LOST: "The GPU has fallen off the bus",
+    Fault.NVLINK_DEGRADED: "NVLink errors",
+    Fault.PCIE_DEGRADED: "PCIe errors keep coming",
+    Fault.NETWORK_DEGRADED: "Network link errors",
+    Fault.DRIVER_ERROR: "GPU driver error",
+    Fault.HOST_ERROR: "Host hardware error",
+}
+"""Where the line's kind has no words of its own."""
+_SAYS_MORE = {STORAGE_SILENT.name: "server", BMC_LOG.name: "bmc_says"}
+"""By kind of line, the fact that says more than its words."""
 
 
 # Nothing more for this long ends an episode; the Xid detector's time, since one fault writes both kinds of line.
@@ -107,16 +123,10 @@ class KernelEvents:
         return findings
 
     def _fault(self, event: KernelEvent, at_s: float, inventory: Inventory) -> Fault | None:
-        if event.kind is KernelEventKind.OOM_KILL:
-            return Fault.OOM_KILL
-        if event.kind is KernelEventKind.FELL_OFF_BUS or (
-            event.kind is KernelEventKind.XID and event.code == _FELL_OFF
-        ):
-            return Fault.GPU_LOST
-        if event.kind is KernelEventKind.NVLINK or (
-            event.kind is KernelEventKind.XID and event.code == _NVLINK_XID
-        ):
-            return Fault.NVLINK_DEGRADED
+        if event.kind is KernelEventKind.XID:
+            return _OF_XIDS.get(event.code)
+        if event.kind in _FAULTS:
+            return _FAULTS[event.kind]
         if event.kind in (KernelEventKind.MESSAGE, KernelEventKind.STORAGE):
             return self._said(event, at_s)
         if event.kind is KernelEventKind.BOOT and event.attributes.get("scope") == "host":
@@ -171,33 +181,17 @@ class KernelEvents:
         facts |= {name: value for name, value in latest.attributes.items() if len(value) <= 200}
         if latest.process:
             facts["process"] = latest.process
-        words = {
-            Fault.OOM_KILL: f"The kernel killed {latest.process or 'a process'}: out of memory",
-            Fault.GPU_LOST: "The GPU has fallen off the bus",
-            Fault.NVLINK_DEGRADED: "NVLink errors",
-            Fault.PCIE_DEGRADED: "PCIe errors keep coming",
-            Fault.NETWORK_DEGRADED: "Network link errors",
-            Fault.DRIVER_ERROR: "GPU driver error",
-            Fault.HOST_ERROR: "Host hardware error",
-        }
         said = _gravest(events)
         facts |= _facts(said, known)
-        if any(map(_is_fatal, events)):
-            words[Fault.PCIE_DEGRADED] = "A fatal PCIe error, which was not corrected"
-        meaning = str(facts.get("meaning", "")) or words[fault]
-        named = {STORAGE_SILENT.name: "server", BMC_LOG.name: "bmc_says"}.get(said.name) if said else None
+        meaning = str(facts.get("meaning", "")) or _words(fault, events)
+        named = _SAYS_MORE.get(said.name) if said else None
         if named in facts:
             meaning = f"{meaning}: {facts[named]}"
-        severity = Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING
-        if said is not None:
-            severity = Severity(said.severity)
-        if known is not None and known.severity is Severity.CRITICAL:
-            severity = known.severity
         alarm = Alarm(
             fault,
             subject,
             min(e.record.at.t_s for e in events),
-            severity,
+            _severity(fault, said, known),
             f"{meaning} ({count} lines)" if count > 1 else meaning,
             score=float(count),
             threshold=float(AER_EVENTS) if fault is Fault.PCIE_DEGRADED else 0.0,
@@ -248,6 +242,23 @@ def _kind_of(event: KernelEvent) -> MessageKind | None:
     if event.kind is KernelEventKind.STORAGE:
         return STORAGE_SILENT if "server" in event.attributes else HUNG_TASK
     return BY_NAME.get(event.attributes.get("message", ""))
+
+
+def _words(fault: Fault, events: Sequence[KernelEvent]) -> str:
+    if fault is Fault.OOM_KILL:
+        return f"The kernel killed {events[-1].process or 'a process'}: out of memory"
+    if fault is Fault.PCIE_DEGRADED and any(map(_is_fatal, events)):
+        return "A fatal PCIe error, which was not corrected"
+    return _WORDS[fault]
+
+
+def _severity(fault: Fault, said: MessageKind | None, known: Finding | None) -> Severity:
+    """What was critical once stays so."""
+    if known is not None and known.severity is Severity.CRITICAL:
+        return known.severity
+    if said is not None:
+        return Severity(said.severity)
+    return Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING
 
 
 def _gravest(events: Sequence[KernelEvent]) -> MessageKind | None:

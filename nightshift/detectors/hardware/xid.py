@@ -8,7 +8,7 @@ the table (NVIDIA, "Xid Errors", docs.nvidia.com/deploy/xid-errors).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -196,18 +196,6 @@ class XidDetector:
             action = announced_action(burst.announced) or action
         codes = sorted({c for _, c in burst.codes})
         facts = _facts(burst, entry, codes, action, tier)
-        severity = Severity.WARNING
-        # whichever came first: an application's may; and the line of the error itself may be lost
-        announced = announced_action(burst.announced)
-        broken = any(_tier(c, burst) is Tier.FATAL for c in codes) or announced in _BROKEN
-        # alone it is all that is known of the GPU: its first error was lost, in a flood or before the log was read
-        if broken or (codes == [RECOVERY_ACTION_CHANGED] and announced is Recovery.DRAIN_AND_RESET):
-            severity = Severity.CRITICAL
-        elif set(codes) <= SYMPATHETIC:
-            severity = Severity.INFO
-        # whether it was repaired since is not known: it is said, and nobody is woken
-        if burst.old:
-            severity = Severity.WARNING
         meaning = _meaning(code)
         others = [_named(c, burst) for c in codes if c != code]
         also = f", with {', '.join(others)}" if others else ""
@@ -216,6 +204,7 @@ class XidDetector:
         summary += "; it happened before the first look" if burst.old else ""
         since_s = min(t for t, _ in burst.codes)
         score = float(len(burst.codes))
+        severity = _severity(burst, codes)
         return Alarm(Fault.XID, subject, since_s, severity, summary, score, 0.0, evidence=evidence, facts=facts)
 
     def snapshot(self) -> bytes:
@@ -289,6 +278,20 @@ def _tier(code: int, burst: _Burst) -> Tier:
 def _meaning(code: int) -> str:
     known = SWITCH_ERRORS.get(code) or CATALOGUE.get(code)
     return known.meaning if known else "not in NVIDIA's catalogue as we know it"
+
+
+def _severity(burst: _Burst, codes: Sequence[int]) -> Severity:
+    # whether it was repaired since is not known: it is said, and nobody is woken
+    if burst.old:
+        return Severity.WARNING
+    # whichever came first: an application's may; and the line of the error itself may be lost
+    announced = announced_action(burst.announced)
+    if any(_tier(c, burst) is Tier.FATAL for c in codes) or announced in _BROKEN:
+        return Severity.CRITICAL
+    # alone it is all that is known of the GPU: its first error was lost, in a flood or before the log was read
+    if codes == [RECOVERY_ACTION_CHANGED] and announced is Recovery.DRAIN_AND_RESET:
+        return Severity.CRITICAL
+    return Severity.INFO if set(codes) <= SYMPATHETIC else Severity.WARNING
 
 
 def _called_for(code: int, burst: _Burst) -> Recovery:

@@ -101,6 +101,15 @@ def locate(
 # Flight recorder ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """The operation in which a rank waits for others, how they differ from it, and who they are."""
+
+    entry: CollectiveEntry
+    kind: HangKind
+    ranks: set[int]
+
+
 class _Job:
     """All dumps of a job, by group and number."""
 
@@ -120,8 +129,8 @@ class _Job:
                 if group in self.members:
                     self.enqueued[group][trace.rank] = max(self.enqueued[group].get(trace.rank, -1), number)
 
-    def wait_of(self, rank: int) -> tuple[CollectiveEntry, HangKind, set[int]] | None:
-        """The oldest pending operation of a rank in which it waits for others, how they differ, and who they are.
+    def wait_of(self, rank: int) -> _Wait | None:
+        """The oldest pending operation of a rank in which it waits for others.
         Gloo marks no operation as completed: there, one that all of its members are in is passed over."""
         entries = self.traces[rank].entries
         pending = sorted((e for e in entries if e.state != COMPLETED), key=lambda e: (e.created_ns, e.number))
@@ -130,7 +139,7 @@ class _Job:
             if found is not None and rank in found[1] and found[0] is not HangKind.OTHER_CALL:
                 return None  # it is one of those that are waited for
             if found is not None and found[1] - {rank}:
-                return entry, found[0], found[1] - {rank}
+                return _Wait(entry, found[0], found[1] - {rank})
         return None
 
     def waits_for(self, rank: int, entry: CollectiveEntry) -> tuple[HangKind, set[int]] | None:
@@ -154,8 +163,7 @@ class _Job:
         odd = _odd({m: (e.name, e.sizes) for m, e in calls.items()})
         if odd:
             return HangKind.OTHER_CALL, odd
-        states = {m: e.state for m, e in calls.items() if e.state != COMPLETED}
-        idle = {m for m, state in states.items() if state != STARTED}
+        idle = {m for m, e in calls.items() if e.state not in (COMPLETED, STARTED)}
         if idle and len(idle) < len(calls) and len(idle) <= max(1, FEW * len(calls)):
             return HangKind.NOT_STARTED, idle
         return None
@@ -211,7 +219,7 @@ def _by_traces(traces: Sequence[RankTrace]) -> HangPlace | None:
     if len(traces) < 2:
         return None
     job = _Job(traces)
-    waits: dict[int, tuple[CollectiveEntry, HangKind, set[int]]] = {}
+    waits: dict[int, _Wait] = {}
     for rank in job.traces:
         if (wait := job.wait_of(rank)) is not None:
             waits[rank] = wait
@@ -220,7 +228,7 @@ def _by_traces(traces: Sequence[RankTrace]) -> HangPlace | None:
     return _named(job, waits, _roots(waits))
 
 
-def _roots(waits: Mapping[int, tuple[CollectiveEntry, HangKind, set[int]]]) -> Counter[int]:
+def _roots(waits: Mapping[int, _Wait]) -> Counter[int]:
     """The ranks at the ends of the chains of waits, and from how many ranks a chain ends there."""
     roots: Counter[int] = Counter()
     for start in waits:
@@ -229,40 +237,42 @@ def _roots(waits: Mapping[int, tuple[CollectiveEntry, HangKind, set[int]]]) -> C
             rank = frontier.pop()
             wait = waits.get(rank)
             # ranks that disagree wait for each other: the difference itself is the end
-            if wait is None or (wait[1] is HangKind.OTHER_CALL and rank != start and rank in waits):
+            if wait is None or (wait.kind is HangKind.OTHER_CALL and rank != start):
                 roots[rank] += rank != start
                 continue
-            for other in wait[2] - seen:
+            for other in wait.ranks - seen:
                 seen.add(other)
                 frontier.append(other)
     return roots
 
 
-def _named(
-    job: _Job, waits: Mapping[int, tuple[CollectiveEntry, HangKind, set[int]]], roots: Counter[int]
-) -> HangPlace | None:
+def _named(job: _Job, waits: Mapping[int, _Wait], roots: Counter[int]) -> HangPlace | None:
     if not roots:  # everybody waits for somebody: a circle; the wait that most share is the place
-        roots = Counter(rank for _, _, others in waits.values() for rank in others)
-    most = max(roots.values())
-    ranks = {rank for rank, count in roots.items() if count == most}
-    direct = [(entry, kind, others) for entry, kind, others in waits.values() if others & ranks]
-    kinds = Counter(kind for _, kind, _ in direct)
-    kind = kinds.most_common(1)[0][0]
-    entry = min((e for e, k, _ in direct if k is kind), key=lambda e: (e.created_ns, e.number))
+        roots = Counter(rank for wait in waits.values() for rank in wait.ranks)
+    ranks = _most_awaited(roots)
+    direct = [wait for wait in waits.values() if wait.ranks & ranks]
+    kind = Counter(wait.kind for wait in direct).most_common(1)[0][0]
+    usual = [wait for wait in direct if wait.kind is kind]
+    entry = min((wait.entry for wait in usual), key=lambda e: (e.created_ns, e.number))
     if kind is HangKind.OTHER_CALL:
-        ranks = set().union(*(others for _, k, others in direct if k is kind)) & set(roots) or ranks
-    last = [_last_line(job, rank, entry) for rank in sorted(ranks)]
+        ranks = set().union(*(wait.ranks for wait in usual)) & set(roots) or ranks
+    last = filter(None, (_last_line(job, rank, entry) for rank in sorted(ranks)))
     return HangPlace(
         kind,
         tuple(sorted(ranks)),
         entry.name,
         entry.group,
         entry.number,
-        next((line for line in last if line), ""),
+        next(last, ""),
         entry.line,
         len(set(waits) - ranks),
         "flight recorder",
     )
+
+
+def _most_awaited(roots: Counter[int]) -> set[int]:
+    most = max(roots.values())
+    return {rank for rank, count in roots.items() if count == most}
 
 
 def _last_line(job: _Job, rank: int, entry: CollectiveEntry) -> str:

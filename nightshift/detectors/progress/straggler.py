@@ -312,7 +312,7 @@ class Straggler:
     def _compare(
         self, slots: NDArray[np.int64], gpus: Frame | None, at_s: float, inventory: Inventory
     ) -> list[Finding]:
-        table, s = self._table, self.settings
+        table = self._table
         step = table["step"][slots]
         newest = step.max(axis=0)
         took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
@@ -331,10 +331,7 @@ class Straggler:
         for row in np.flatnonzero(seen).tolist():
             subject, slot = ranks[row], int(slots[row])
             name, e = worst[row]
-            slow = self._strength(e) >= s.strength
-            # a power limit slows compute, never a loader
-            if slow and name == "compute_s":
-                slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
+            slow = self._is_slow(subject, name, e, ranks, gpus, at_s, inventory)
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
             found: Finding | None = None
             if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
@@ -344,6 +341,21 @@ class Straggler:
                 found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
             findings += [found] if found else []
         return findings
+
+    def _is_slow(
+        self,
+        rank: Subject,
+        signal: str,
+        e: Excess,
+        ranks: list[Subject],
+        gpus: Frame | None,
+        at_s: float,
+        inventory: Inventory,
+    ) -> bool:
+        # a power limit slows compute, never a loader
+        return self._strength(e) >= self.settings.strength and not (
+            signal == "compute_s" and self._held_back(rank, ranks, gpus, at_s, inventory)
+        )
 
     def _worst(
         self,

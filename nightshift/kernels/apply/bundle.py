@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -177,11 +177,8 @@ class _JobFile:
         others = {defined for node in tree.body for defined in _names(node)} - functions.keys()
         if used & others:
             raise ValueError(f"{_path(module)}: {name} may not use {', '.join(sorted(used & others))}")
-        for node in tree.body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
-                if node.names:
-                    self._ask(node, module)
+        for node in _imports(tree, used):
+            self._ask(node, module)
         for other in sorted(used & functions.keys() - {name}):
             self._formula(module, other)
         self.formulas.append(ast.get_source_segment(text, functions[name]) or "")
@@ -203,6 +200,15 @@ def _source(module: str) -> tuple[str, ast.Module]:
 
 def _heading(name: str) -> str:
     return f"# {name} {'-' * (112 - len(name))}"
+
+
+def _imports(tree: ast.Module, used: Collection[str]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """A module's imports, of these names alone."""
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
+            if node.names:
+                yield node
 
 
 def _names(node: ast.stmt) -> list[str]:

@@ -82,6 +82,11 @@ class Outcome:
         return self.status in TIMED and math.isfinite(self.seconds)
 
 
+def fastest(history: Sequence[Outcome]) -> Outcome | None:
+    """Of those that were timed; None where none was."""
+    return min((o for o in history if o.timed), key=lambda o: o.seconds, default=None)
+
+
 @dataclass(frozen=True)
 class Spent:
     """What an author has used of its own means; GPU and wall time are the search's to count."""

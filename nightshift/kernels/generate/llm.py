@@ -236,7 +236,7 @@ class Chat(Protocol):
 
 
 @dataclass(frozen=True)
-class Allowance:
+class AuthorAllowance:
     """What one author may use. repairs: follow-up questions after a reply without a kernel."""
 
     tokens: int = 400_000
@@ -256,7 +256,7 @@ class LanguageModel:
 
     chat: Chat
     name: str = "llm"
-    allowance: Allowance = field(default_factory=Allowance)
+    allowance: AuthorAllowance = field(default_factory=AuthorAllowance)
     clock: Callable[[], float] = time.monotonic
     account: Path | None = None
     _tokens: int = 0

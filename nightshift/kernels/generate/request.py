@@ -16,7 +16,7 @@ from importlib import metadata
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.generate.base import Outcome, Task
+from nightshift.kernels.generate.base import Outcome, Task, fastest
 
 SHOWN_CHARS = 6_000
 _CASES, _IDEAS = 6, 24
@@ -111,26 +111,34 @@ def compiled_source(task: Task) -> str:
 
 def changing(task: Task, history: Sequence[Outcome], attempts: Sequence[Outcome]) -> dict[str, str]:
     """The fields that follow from what was tried. attempts: of this author."""
-    timed = [o for o in history if o.timed]
-    best = min(timed, key=lambda o: o.seconds, default=None)
-    found: dict[str, str] = {}
+    best, found = fastest(history), dict[str, str]()
     baselines = next((o.baselines for o in reversed(history) if o.baselines), {})
     if baselines:
         found["baselines"] = "; ".join(f"{name} {s * 1e6:.1f} µs" for name, s in sorted(baselines.items())) + "."
     if best is not None:
         found["counters"] = counters(task, best)
-        found["best"] = f"The fastest so far takes {best.seconds * 1e6:.1f} µs. Beat it."
-        if not attempts or attempts[-1].proposal.candidate.sha256 != best.proposal.candidate.sha256:
-            found["best"] += f"\n{best.proposal.candidate.source[:SHOWN_CHARS]}"
-    refused = [o for o in attempts if not o.timed and o.detail]
-    if refused:
-        cases = dict.fromkeys(f"{o.status} ({o.reason}): {o.detail}" for o in refused)
-        found["failures"] = "Every case that an attempt failed on:\n" + "\n".join(list(cases)[-_CASES:])
+        found["best"] = _to_beat(best, attempts)
+    failures = dict.fromkeys(f"{o.status} ({o.reason}): {o.detail}" for o in attempts if not o.timed and o.detail)
+    if failures:
+        found["failures"] = "Every case that an attempt failed on:\n" + "\n".join(list(failures)[-_CASES:])
     if attempts:
-        found["ideas"] = "\n".join(_idea(o) for o in attempts[-_IDEAS:])
-        if len(attempts) > _IDEAS:
-            found["ideas"] = f"({len(attempts) - _IDEAS} earlier ones brought nothing better.)\n" + found["ideas"]
+        found["ideas"] = _ideas(attempts)
     return found
+
+
+def _to_beat(best: Outcome, attempts: Sequence[Outcome]) -> str:
+    """The fastest kernel's time; its source too, unless it is the latest attempt, which is shown anyway."""
+    text = f"The fastest so far takes {best.seconds * 1e6:.1f} µs. Beat it."
+    if attempts and attempts[-1].proposal.candidate.sha256 == best.proposal.candidate.sha256:
+        return text
+    return f"{text}\n{best.proposal.candidate.source[:SHOWN_CHARS]}"
+
+
+def _ideas(attempts: Sequence[Outcome]) -> str:
+    text = "\n".join(_idea(o) for o in attempts[-_IDEAS:])
+    if len(attempts) > _IDEAS:
+        return f"({len(attempts) - _IDEAS} earlier ones brought nothing better.)\n{text}"
+    return text
 
 
 def counters(task: Task, outcome: Outcome) -> str:

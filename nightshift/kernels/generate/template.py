@@ -18,7 +18,7 @@ import numpy as np
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.draw import mix
-from nightshift.kernels.generate.base import Config, GeneratorError, Outcome, Proposal, Spent, Task, Value
+from nightshift.kernels.generate.base import Config, GeneratorError, Outcome, Proposal, Spent, Task, Value, fastest
 from nightshift.kernels.generate.space import Space, differences
 from nightshift.kernels.generate.surrogate import Array, Prior, Surrogate
 from nightshift.kernels.problem import Case
@@ -116,6 +116,16 @@ def candidate(family: Family, problem: str, case: Case, config: Config) -> Candi
     return parse_candidate(family.source(problem, case, config), f"{family.name} {dict(config)}").candidate
 
 
+def _hypothesis(config: Config, best: Outcome | None, expected_s: float) -> str:
+    """Why a configuration is tried: what is unlike the best so far, and the time that this should take (s)."""
+    if best is None:
+        return "first look at the space"
+    text = differences(best.proposal.config, config)
+    if math.isfinite(expected_s):
+        return f"expect {expected_s * 1e6:.1f} µs (best {best.seconds * 1e6:.1f}) from {text}"
+    return text
+
+
 @dataclass(frozen=True)
 class Warm:
     """What is known of other shapes: best configurations first, and (config key → log seconds) tables."""
@@ -146,8 +156,7 @@ class Template:
         space = self.family.space(task.problem.name, task.case)
         mine = [o for o in history if o.proposal.generator == self.name and space.holds(o.proposal.config)]
         tried = [(o.proposal.config, o.seconds if o.timed else math.inf) for o in mine]
-        timed = [o for o in mine if o.timed]
-        best = min(timed, key=lambda o: o.seconds, default=None)
+        best = fastest(mine)
         made: list[Proposal] = []
         why = ""
         while len(made) < count and (chosen := self.choose(space, tried, count - len(made))):
@@ -158,10 +167,7 @@ class Template:
                 if outside := written.domain.outside(task.case.sizes, task.case.dtype, task.case.layout):
                     why = outside
                     continue
-                text = "first look at the space" if best is None else differences(best.proposal.config, config)
-                if best is not None and math.isfinite(expected_s):
-                    text = f"expect {expected_s * 1e6:.1f} µs (best {best.seconds * 1e6:.1f}) from {text}"
-                made.append(Proposal(written, self.name, dict(config), text))
+                made.append(Proposal(written, self.name, dict(config), _hypothesis(config, best, expected_s)))
         if why and not made and not mine:
             raise GeneratorError(f"{self.name}: none of its {len(space)} kernels is for this case: {why}")
         return made

@@ -74,10 +74,7 @@ def optimize(
     llm_tokens: _LlmTokens = 400_000,
 ) -> None:
     """Optimize kernels: search, certify, and write the report and the file for the job."""
-    kinds = [("trace", trace), ("model", model), ("problem", problem), ("kernelbench", kernelbench)]
-    named = [(name, str(given)) for name, given in kinds if given]
-    if len(named) != 1:
-        raise typer.BadParameter("name one of --trace, --model, --problem and --kernelbench")
+    kind, what = _one_of(trace=trace, model=model, problem=problem, kernelbench=kernelbench)
     from nightshift.kernels.judge.race.baselines import shelf_folder
     from nightshift.kernels.loop.fan_out import Means, as_it_is
     from nightshift.kernels.loop.optimise import ON_CPU
@@ -86,7 +83,7 @@ def optimize(
     from nightshift.kernels.loop.search import Ladder, SearchBudget
     from nightshift.kernels.profile.roofline import probe
 
-    (kind, what), where = named[0], where_of(device)
+    where = where_of(device)
     wanted = _Wanted(kind, what, run, where, _case(case), most, min_gain, seed, for_jobs, backward)
     asked = question(kind, what, case=case, device=where)
     with held(run, asked) as again:
@@ -110,6 +107,15 @@ def optimize(
         typer.echo(progress_lines.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
     if not certified:
         raise typer.Exit(1)
+
+
+def _one_of(**options: Path | str | None) -> tuple[str, str]:
+    """(name, value) of the one option that is given. Raises BadParameter where it is none, or several."""
+    named = [(name, str(given)) for name, given in options.items() if given]
+    if len(named) != 1:
+        *others, last = (f"--{name}" for name in options)
+        raise typer.BadParameter(f"name one of {', '.join(others)} and {last}")
+    return named[0]
 
 
 @dataclass(frozen=True)
@@ -288,11 +294,13 @@ def _ray(address: str, where: str) -> Any:
 def _with_model(work: Any, run: Path, model: str, url: str, tokens: int) -> Any:
     """The same work with a language model among its authors, who keeps account in the search's folder."""
     from nightshift.kernels.generate.base import GeneratorError
-    from nightshift.kernels.generate.llm import Allowance, LanguageModel, connect
+    from nightshift.kernels.generate.llm import AuthorAllowance, LanguageModel, connect
 
     try:
         account = run / "tasks" / work.slug / "model.jsonl"
-        author = LanguageModel(connect(model, url or None), allowance=Allowance(tokens=tokens), account=account)
+        author = LanguageModel(
+            connect(model, url or None), allowance=AuthorAllowance(tokens=tokens), account=account
+        )
     except GeneratorError as error:
         raise Permanent(f"--llm {model}: {error}") from error
     return replace(work, generators=(*work.generators, author))

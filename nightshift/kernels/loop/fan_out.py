@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import connection
@@ -99,8 +99,7 @@ def search_all(
     try:
         while len(found) < len(works):
             if not over:
-                begun = [gpu for gpu in means.gpus if gpu not in workers and ready(gpu)]
-                workers |= {gpu: _start(context, gpu, means) for gpu in begun}
+                workers |= _begin(context, means, workers, ready)
                 over = enough()
             while over and waiting:
                 found[waiting.popleft()[0]] = (NOT_BEGUN, 0)
@@ -182,6 +181,14 @@ def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> FinishedWo
     path = folder / "tasks" / work.slug / "certificate.json"
     why, trials = found or ("its process ended; run it again to go on", 0)
     return FinishedWork(work, None, path if path.exists() else None, why, trials)
+
+
+def _begin(
+    context: Any, means: Means, workers: Mapping[int, _Worker], ready: Callable[[int], bool]
+) -> dict[int, _Worker]:
+    """A process for each GPU that has none yet and may be begun with now."""
+    begun = [gpu for gpu in means.gpus if gpu not in workers and ready(gpu)]
+    return {gpu: _start(context, gpu, means) for gpu in begun}
 
 
 def _start(context: Any, gpu: int, means: Means) -> _Worker:

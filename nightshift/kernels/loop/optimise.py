@@ -273,13 +273,7 @@ def from_profile(
     covered: list[Work] = []
     decisions: list[tuple[Hotspot, str]] = []
     searched = 0
-    rate = (peaks or found.peaks).bytes_per_s
-    # of a sum and its norm the file has a place for the norm
-    parts = {id(h): replace(h, problem=PLACED[h.problem]) if problems and h.problem in PLACED else h
-             for h in found.hotspots}  # fmt: skip
-    whole = {id(part): h for h in found.hotspots for part in (parts[id(h)],)}
-    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in _alike(list(parts.values()))]
-    for same, gain in sorted(gains, key=lambda one: (-expected_gain(found, one[0][0], one[1]), -one[1])):
+    for same, whole, gain in _ranked(found, peaks, bool(problems)):
         why = _not_searched(replace(same[0], gain=gain), min_gain) or _no_place(same[0], problems, untrained)
         why = why or (f"after the {most} best" if searched >= most else "")
         if not why:
@@ -295,9 +289,26 @@ def from_profile(
                 searched += 1
                 layouts = f", in {len(same)} layouts" if len(same) > 1 else ""
                 why = f"searched: the step would gain {gain:.1%}{layouts}"
-        decisions += [(whole[id(one)], why) for one in same]
+        decisions += [(one, why) for one in whole]
     # of works with one slug the first stays: two hotspots may share a gradient, and a folder holds one search
     return list({work.slug: work for work in reversed(works + covered)}.values())[::-1], decisions
+
+
+def _ranked(
+    found: Profile, peaks: Peaks | None, for_file: bool
+) -> list[tuple[list[Hotspot], list[Hotspot], float]]:
+    """(what one search is for, the same as the profile has it, what the step would gain), the best first.
+
+    for_file: of a sum and its norm the norm alone, for which a job's file has a place."""
+    placed = [replace(h, problem=PLACED[h.problem]) if for_file and h.problem in PLACED else h
+              for h in found.hotspots]  # fmt: skip
+    whole = {id(part): h for part, h in zip(placed, found.hotspots, strict=True)}
+    rate = (peaks or found.peaks).bytes_per_s
+    groups = [
+        (same, [whole[id(one)] for one in same], _gain_of(same) + copies_gain(found, same[0], rate))
+        for same in _alike(placed)
+    ]
+    return sorted(groups, key=lambda one: (-expected_gain(found, one[0][0], one[2]), -one[2]))
 
 
 def _alike(hotspots: Sequence[Hotspot]) -> Collection[list[Hotspot]]:

@@ -107,7 +107,7 @@ class GpuRun:
     took_s: dict[str, float] = field(default_factory=dict)
 
 
-class Figure(NamedTuple):
+class FigureKind(NamedTuple):
     """How a figure is read. `sign`: +1 where more is worse. `least`: a change that is never refused (ratio)."""
 
     unit: str
@@ -116,19 +116,19 @@ class Figure(NamedTuple):
     words: str
 
 
-FIGURES: dict[str, Figure] = {
-    "product_cycles": Figure("cycles", 1, 0.015, "Matrix products, cycles of the median SM"),
-    "product_wall": Figure("ratio", 1, 0.015, "Matrix products, wall time over time on the SMs"),
-    "slowest_sm": Figure("ratio", 1, 0.03, "Matrix products, slowest SM over the median"),
-    "vector_cycles": Figure("cycles", 1, 0.02, "float32 products, cycles of the median SM"),
-    "memory_bytes_per_s": Figure("B/s", -1, 0.02, "GPU memory, copy"),
-    "to_gpu_bytes_per_s": Figure("B/s", -1, 0.06, "Host to GPU"),
-    "to_host_bytes_per_s": Figure("B/s", -1, 0.06, "GPU to host"),
-    "peer_bytes_per_s": Figure("B/s", -1, 0.05, "GPU to GPU"),
-    "all_reduce_bytes_per_s": Figure("B/s", -1, 0.10, "All-reduce, bus bandwidth"),
-    "disk_write_bytes_per_s": Figure("B/s", -1, 0.5, "Disk, write"),
-    "disk_read_bytes_per_s": Figure("B/s", -1, 0.5, "Disk, read"),
-    "network_bits_per_s": Figure("bit/s", -1, 0.01, "Network links, stated speed"),
+FIGURES: dict[str, FigureKind] = {
+    "product_cycles": FigureKind("cycles", 1, 0.015, "Matrix products, cycles of the median SM"),
+    "product_wall": FigureKind("ratio", 1, 0.015, "Matrix products, wall time over time on the SMs"),
+    "slowest_sm": FigureKind("ratio", 1, 0.03, "Matrix products, slowest SM over the median"),
+    "vector_cycles": FigureKind("cycles", 1, 0.02, "float32 products, cycles of the median SM"),
+    "memory_bytes_per_s": FigureKind("B/s", -1, 0.02, "GPU memory, copy"),
+    "to_gpu_bytes_per_s": FigureKind("B/s", -1, 0.06, "Host to GPU"),
+    "to_host_bytes_per_s": FigureKind("B/s", -1, 0.06, "GPU to host"),
+    "peer_bytes_per_s": FigureKind("B/s", -1, 0.05, "GPU to GPU"),
+    "all_reduce_bytes_per_s": FigureKind("B/s", -1, 0.10, "All-reduce, bus bandwidth"),
+    "disk_write_bytes_per_s": FigureKind("B/s", -1, 0.5, "Disk, write"),
+    "disk_read_bytes_per_s": FigureKind("B/s", -1, 0.5, "Disk, read"),
+    "network_bits_per_s": FigureKind("bit/s", -1, 0.01, "Network links, stated speed"),
 }
 
 

@@ -52,9 +52,7 @@ def gelu_form(unit: OperatorCall) -> str:
 def _linear_act(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     up, act = units[:2]
     *_, down = (unit for unit in units if unit.base != "mul")
-    fused = _FUSED.fullmatch(act.base)
-    inside = fused[1] if fused else act.base
-    first = _layer(up)
+    first, inside = _layer(up), _inside(act)
     if first is None or ("gelu" in inside) == ("relu" in inside):
         return None
     x, (n, k), kind, biased = first
@@ -62,12 +60,22 @@ def _linear_act(units: Sequence[OperatorCall]) -> ProblemMatch | None:
         return None
     if units[-1] is not down and n == k:
         return None  # a gate and what it is multiplied by
-    if not fused and dims(act, 0) != (*x[:-1], n):
+    if inside == act.base and dims(act, 0) != (*x[:-1], n):  # what was fused has no sizes of its own
         return None
-    form = gelu_form(act) if "gelu" in inside else "none"
-    name = "linear_relu" if "relu" in inside else "linear_gelu_tanh" if form == "tanh" else "linear_gelu"
+    form = "relu" if "relu" in inside else gelu_form(act)
     sizes = {"m": math.prod(x[:-1]), "n": n, "k": k}
-    return ProblemMatch(name, sizes, kind, layout(up, int(up.base == "addmm")), "" if form else UNKNOWN_FORM)
+    how = layout(up, int(up.base == "addmm"))
+    return ProblemMatch(_LINEAR.get(form, "linear_gelu"), sizes, kind, how, "" if form else UNKNOWN_FORM)
+
+
+_LINEAR = {"relu": "linear_relu", "tanh": "linear_gelu_tanh"}
+"""Linear layers with an activation behind them, by its form; with any other it is the exact GELU."""
+
+
+def _inside(unit: OperatorCall) -> str:
+    """The operators that a kernel of torch.compile's was fused from, else the one operator."""
+    fused = _FUSED.fullmatch(unit.base)
+    return fused[1] if fused else unit.base
 
 
 _Layer = tuple[tuple[int, ...], tuple[int, int], str, bool]

@@ -74,13 +74,7 @@ class Composer:
     kernels: dict[Node, Written] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.module = copied(self.module)
-        if self.plan.product is not None:
-            self.module = depth_last(deep_in_parts(self.module))
-        if self.plan.forward:
-            self.module = forwarded(self.module)
-        if self.plan.channels_last and self._calls_only_convolutions():
-            self.module = channels_last(self.module, self._is_torchs)
+        self._lay_out()
         self.nodes = list(self.module.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]
@@ -93,6 +87,16 @@ class Composer:
         for node in self.outputs:
             self.in_memory[node] = None
         self._settle()
+
+    def _lay_out(self) -> None:
+        """The graph in the order in memory that the plan's products and torch's calls take."""
+        self.module = copied(self.module)
+        if self.plan.product is not None:
+            self.module = depth_last(deep_in_parts(self.module))
+        if self.plan.forward:
+            self.module = forwarded(self.module)
+        if self.plan.channels_last and self._calls_only_convolutions():
+            self.module = channels_last(self.module, self._is_torchs)
 
     def _calls_only_convolutions(self) -> bool:
         """Other calls may pass on the layout that they are given, and no kernel here would know."""
@@ -127,27 +131,29 @@ class Composer:
             self.kernels.clear()
 
     def _make(self, node: Node) -> None:
-        if node in self.kernels or node in self.calls or node.op != "call_function":
-            return
-        if _is_item(node) and node.args[0] in self.calls:
+        if node.op != "call_function" or self._is_made(node):
             return
         if kind_of(node) == "view" and self._is_free(node) and (node not in self.outputs or self._is_ours(node)):
             self.views |= {node, *self._chain(node)}
             self._note_strides(node)
             return
         name = f"kernel{self.order[node]}"
-        while node not in self.kernels and node not in self.calls:
+        while not self._is_made(node):
             resident = set(self.in_memory) - {node}
             try:
-                made = self._product(node, name, resident)
+                # a product with what follows it, where one leads here and to nowhere else
+                made = product_kernel(node, name, resident, self._product_plan, self.alive)
                 if made is None:
                     region = region_of(node, resident)
                     made = RegionWriter(region, name, resident, self.plan.schedule).written()
                 self.kernels[node] = made
             except Cut as cut:
                 self._cut(node, cut)
-                if _is_item(node) and node.args[0] in self.calls:
-                    return
+
+    def _is_made(self, node: Node) -> bool:
+        """Whether it is settled what makes it: a kernel, torch, or the call of which it is one result."""
+        of_call = _is_item(node) and node.args[0] in self.calls
+        return node in self.kernels or node in self.calls or of_call
 
     def _cut(self, node: Node, cut: Cut) -> None:
         """Put into memory what a node's kernel asked for; where it lies there, or cannot, torch makes it."""
@@ -159,11 +165,6 @@ class Composer:
                 raise GraphError(f"{cut}: a region that cannot be cut") from cut
             self._call(cut.node, cut.why)
         self.in_memory |= dict.fromkeys(parts)
-
-    def _product(self, node: Node, name: str, resident: set[Node]) -> Written | None:
-        """A product with what follows it, where one leads here and to nowhere else."""
-        found = product_kernel(node, name, resident, self._product_plan, self.alive)
-        return found
 
     def _is_free(self, node: Node) -> bool:
         """Whether a view is torch's to make without copying: of something in memory, whatever its strides."""
@@ -217,9 +218,17 @@ class Composer:
 
     def composed(self, problem: str, case: Case) -> Composition:
         """The candidate for one case: its sizes stand in the kernels."""
-        names = {node: f"a[{i}]" for i, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
         wanted = [n for n in self.nodes if (n in self.in_memory and n in self.alive) or n in self.views]
         kernels = self._renamed([n for n in wanted if n in self.kernels])
+        called = {str(n.target).removeprefix("aten."): why for n, why in self.calls.items() if n in self.alive}
+        kind: Kind = "own_kernel" if not called else "composition" if kernels else "library"
+        text = _file(problem, case, kind, kernels, self._lines(wanted))
+        return Composition(parse_candidate(text, "regions").candidate, len(kernels), called)
+
+    def _lines(self, wanted: Sequence[Node]) -> list[str]:
+        """What makes these tensors one after the other, each forgotten after its last use, and returns the
+        outputs."""
+        names = {node: f"a[{i}]" for i, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
         lines: list[str] = []
         last = self._last_uses(wanted)
         for node in wanted:
@@ -230,11 +239,7 @@ class Composer:
             lines += [f"{names[n]} = None" for n in last.get(node, ()) if names.get(n, "a").startswith("t")]
         made = [names[x] for x in self.outputs]
         many = isinstance(self.nodes[-1].args[0], list | tuple) and len(made) > 1
-        lines.append(f"return ({', '.join(made)},)" if many else f"return {made[0]}")
-        called = {str(n.target).removeprefix("aten."): why for n, why in self.calls.items() if n in self.alive}
-        kind: Kind = "own_kernel" if not called else "composition" if kernels else "library"
-        text = _file(problem, case, kind, kernels, lines)
-        return Composition(parse_candidate(text, "regions").candidate, len(kernels), called)
+        return [*lines, f"return ({', '.join(made)},)" if many else f"return {made[0]}"]
 
     def _renamed(self, nodes: Sequence[Node]) -> list[str]:
         """The texts of all kernels. Those of one text are one kernel, compiled once: a network repeats itself."""

@@ -311,32 +311,40 @@ def _reduced(graph: torch.fx.Graph, node: Node) -> Node:
     shape, made = list(source.meta["val"].shape), node.meta["val"]  # type: ignore[union-attr]
     if not source.meta["val"].is_floating_point() or not made.is_floating_point():  # type: ignore[union-attr]
         return node
-    given = node.args[1] if len(node.args) > 1 else None
-    dims = sorted(d % len(shape) for d in given) if isinstance(given, list | tuple) and given else range(len(shape))
-    length = math.prod(shape[d] for d in dims)
-    results = max(1, made.numel())
+    dims = _dims(node, len(shape))
+    length, results = math.prod(shape[d] for d in dims), max(1, made.numel())
     if length == 1:
         return _call(graph, aten.view.default, source, list(made.shape))
-    if name_of_sum(node) and list(dims) == [1] and len(shape) == 2 and _is_linear(source):
-        total = _summed(graph, source)
-        whole = _call(graph, aten.view.default, total, list(made.shape))
-        if "mean" in str(node.target):
-            whole = _call(graph, aten.div.Tensor, whole, float(length))
-        return whole
-    trailing = list(dims) == list(range(len(shape) - len(list(dims)), len(shape)))
-    parts = _parts(length, results) if trailing and results < FEW and length >= LONG else 1
-    if parts == 1:
-        return node
-    name = str(node.target).split(".")[1]
+    if name_of_sum(node) and dims == [1] and len(shape) == 2 and _is_linear(source):
+        whole = _summed(graph, source)
+    else:
+        trailing = dims == list(range(len(shape) - len(dims), len(shape)))
+        parts = _parts(length, results) if trailing and results < FEW and length >= LONG else 1
+        if parts == 1:
+            return node
+        whole = _in_two_steps(graph, node, [*shape[: dims[0]], parts, length // parts])
+    whole = _call(graph, aten.view.default, whole, list(made.shape))
+    return _call(graph, aten.div.Tensor, whole, float(length)) if _operator(node) == "mean" else whole
+
+
+def _dims(node: Node, rank: int) -> list[int]:
+    """The dimensions that a reduction reduces: all of them where it names none."""
+    given = node.args[1] if len(node.args) > 1 else None
+    return sorted(d % rank for d in given) if isinstance(given, list | tuple) and given else list(range(rank))  # type: ignore
+
+
+def _operator(node: Node) -> str:
+    return str(node.target).split(".")[1]
+
+
+def _in_two_steps(graph: torch.fx.Graph, node: Node, shape: Sequence[int]) -> Node:
+    """A reduction of the last dimensions, taken as the parts and their length that the shape ends with; of a mean
+    the sum."""
+    name = _operator(node)
     step = aten.sum.dim_IntList if name in ("sum", "mean") else getattr(aten, name).default
-    kept = [shape[d] for d in range(len(shape)) if d not in dims]
-    split = _call(graph, aten.view.default, source, [*kept, parts, length // parts])
+    split = _call(graph, aten.view.default, node.args[0], list(shape))
     first = _call(graph, step, split, [-1])
-    last = _call(graph, step, first, [-1])
-    shaped = _call(graph, aten.view.default, last, list(made.shape))
-    if name == "mean":
-        shaped = _call(graph, aten.div.Tensor, shaped, float(length))
-    return shaped
+    return _call(graph, step, first, [-1])
 
 
 def _spread(graph: torch.fx.Graph, node: Node) -> None:

@@ -31,6 +31,7 @@ from nightshift.kernels.regions.index import (
 from nightshift.kernels.regions.lowering import (
     Bound,
     Node,
+    Read,
     axes_of,
     dtype_of,
     expression,
@@ -41,7 +42,6 @@ from nightshift.kernels.regions.lowering import (
     pool_of,
     reads,
     shape_of,
-    window_reads,
 )
 
 TRITON = {
@@ -163,14 +163,11 @@ class Body:
             return self._fill(node, element)
         if kind == "pool":
             return self._pooled(node, element, bounds)
-        try:
-            sources = reads(node, element)
-        except Uncut as error:
-            raise Cut(node, str(error)) from error
+        sources = _reads(node, element)
         if kind == "view":
             return self.value(sources[0].node, sources[0].element, bounds)
         if kind == "join":
-            return self._joined(node, element, bounds)
+            return self._joined(sources, bounds)
         return self._pointwise(node, element, bounds)
 
     def _load(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
@@ -204,40 +201,42 @@ class Body:
         return literal(args[0]) if name == "scalar_tensor" else "1.0" if name.startswith("ones") else "0.0"
 
     def _pooled(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+        """The window's largest element or its mean; of a convolution the sum, each times its weight."""
+        window, sources = pool_of(node), self._window(node, element)
+        assert window is not None
+        is_mean, is_weighted = name_of(node).startswith("avg"), name_of(node) == "convolution"
+        joined = _LARGER if name_of(node).startswith("max") else "{0} + {1}"
+        total, count = "", ""
+        for position, read in enumerate(sources):
+            text = self._within(read, read.other, bounds)
+            if is_weighted:
+                text = self.name(f"{text} * {self._weight(node, element, position)}")
+            total = self.name(joined.format(total, text)) if total else text
+            if is_mean and read.bounds and not window.counts_padding:
+                counted = f"({self.condition(read.bounds)}).to(tl.float32)"
+                count = self.name(f"{count} + {counted}" if count else counted)
+        if not is_mean:
+            return total
+        if count and window.divisor is None:
+            inner = sum(not read.bounds for read in sources)
+            return self.name(f"{total} / ({count} + {float(inner)})")
+        return self.name(f"{total} / {float(window.divisor or math.prod(window.kernel))}")
+
+    def _window(self, node: Node, element: Place) -> list[Read]:
+        """The elements of a window. Raises Cut where they are to be made once, in memory, not in each window."""
         source, window = node.args[0], pool_of(node)
         assert isinstance(source, Node)
         assert window is not None
         overlaps = any(s < k for s, k in zip(window.stride, window.kernel, strict=True))
         if source not in self.resident and (overlaps or windows_of(node, self.resident) > _WINDOW):
             raise Cut(source, "read by overlapping windows")
-        try:
-            sources = list(window_reads(node, element))
-        except Uncut as error:
-            raise Cut(node, str(error)) from error
-        best, count = "", ""
-        largest = name_of(node).startswith("max")
-        for position, read in enumerate(sources):
-            text = self.value(read.node, read.element, (*bounds, *read.bounds))
-            inside = self.condition(read.bounds)
-            text = self.name(f"tl.where({inside}, {text}, {read.other})") if inside else text
-            if name_of(node) == "convolution":
-                text = self.name(f"{text} * {self._weight(node, element, position)}")
-            if largest:
-                best = (
-                    self.name(f"tl.where(({text} > {best}) | ({text} != {text}), {text}, {best})") if best else text
-                )
-            else:
-                best = self.name(f"{best} + {text}") if best else text
-            if not largest and not window.counts_padding and inside:
-                counted = f"({inside}).to(tl.float32)"
-                count = self.name(f"{count} + {counted}" if count else counted)
-        if largest or name_of(node) == "convolution":
-            return best
-        divisor = window.divisor or math.prod(window.kernel)
-        inner = sum(not read.bounds for read in sources)
-        if count and window.divisor is None:
-            return self.name(f"{best} / ({count} + {float(inner)})")
-        return self.name(f"{best} / {float(divisor)}")
+        return _reads(node, element)
+
+    def _within(self, read: Read, other: str, bounds: tuple[Bound, ...]) -> str:
+        """What is read, and another value where it lies beyond its own bounds."""
+        text = self.value(read.node, read.element, (*bounds, *read.bounds))
+        inside = self.condition(read.bounds)
+        return self.name(f"tl.where({inside}, {text}, {other})") if inside else text
 
     def _weight(self, node: Node, element: Place, position: int) -> str:
         """A depthwise convolution's weight for one element of its window."""
@@ -249,13 +248,10 @@ class Body:
             position //= size
         return self.value(weight, (element[1], ZERO, *at))
 
-    def _joined(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+    def _joined(self, sources: Sequence[Read], bounds: tuple[Bound, ...]) -> str:
         made = ""
-        for read in reads(node, element):
-            text = self.value(read.node, read.element, (*bounds, *read.bounds))
-            other = made or read.other
-            inside = self.condition(read.bounds)
-            made = self.name(f"tl.where({inside}, {text}, {other})") if inside else text
+        for read in sources:
+            made = self._within(read, made or read.other, bounds)
         return made
 
     def _pointwise(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
@@ -280,6 +276,18 @@ class Body:
             return self.name(expression(node, operands))
         except (Uncut, KeyError, IndexError) as error:
             raise Cut(node, str(error)) from error
+
+
+_LARGER = "tl.where(({1} > {0}) | ({1} != {1}), {1}, {0})"
+"""Of two; NaN before everything."""
+
+
+def _reads(node: Node, element: Place) -> list[Read]:
+    """What an element is made of. Raises Cut where its place cannot be followed into a source."""
+    try:
+        return reads(node, element)
+    except Uncut as error:
+        raise Cut(node, str(error)) from error
 
 
 def windows_of(node: Node, resident: Collection[Node], counts: dict[Node, int] | None = None) -> int:
@@ -335,11 +343,7 @@ def _below(
         return
     if kind in ("scan", ""):
         raise Cut(node, "not within a kernel")
-    try:
-        sources = reads(node, element)
-    except Uncut as error:
-        raise Cut(node, str(error)) from error
-    for read in sources:
+    for read in _reads(node, element):
         yield from _below(read.node, read.element, resident, seen)
 
 
@@ -354,15 +358,9 @@ def memory_order(node: Node, resident: Collection[Node]) -> list[int]:
         at, element = left.pop()
         copied = LAID in node.meta and math.prod(shape_of(at)) == math.prod(shape)
         if at in resident and (STRIDES in at.meta or copied):
-            steps = dict.fromkeys(names, 0)
-            strides = at.meta.get(STRIDES) or contiguous(shape_of(at))
-            for coordinate, stride in zip(element, strides, strict=True):
-                weight = abs(coordinate.step) * stride
-                for digit in reversed(coordinate.digits):
-                    steps[digit.variable] = weight if digit.divisor == 1 else steps[digit.variable]
-                    weight *= digit.size
+            steps = _steps(at, element)
             # what it does not depend on, and dimensions of one element, count as the slowest
-            return sorted(range(len(shape)), key=lambda i: -(steps[names[i]] or math.inf))
+            return sorted(range(len(shape)), key=lambda i: -(steps.get(names[i]) or math.inf))
         if at in resident or kind_of(at) in ("reduction", "item", "scan", ""):
             continue
         with contextlib.suppress(Uncut):
@@ -370,6 +368,19 @@ def memory_order(node: Node, resident: Collection[Node]) -> list[int]:
             left += [(r.node, r.element) for r in reads_ if r.node not in seen]
             seen |= {r.node for r in reads_}
     return list(range(len(shape)))
+
+
+def _steps(node: Node, element: Place) -> dict[str, int]:
+    """How far one step of each variable of an element's place goes in the node's memory."""
+    steps: dict[str, int] = {}
+    strides = node.meta.get(STRIDES) or contiguous(shape_of(node))
+    for coordinate, stride in zip(element, strides, strict=True):
+        weight = abs(coordinate.step) * stride
+        for digit in reversed(coordinate.digits):
+            if digit.divisor == 1:
+                steps[digit.variable] = weight
+            weight *= digit.size
+    return steps
 
 
 def _source_place(reduction: Node, element: Place, length: int, resident: Collection[Node]) -> Place:
@@ -404,13 +415,8 @@ def region_of(target: Node, resident: Collection[Node]) -> Region:
     reduction, at = first[0]
     sizes = {names[i]: shape[i] for i in order}
     pieces, x, r = _split([d for c in at for d in c.digits], sizes, reduction)
-    source = reduction.args[0]
-    assert isinstance(source, Node)
-    length = r if kind == "scan" else math.prod(shape_of(source)[a] for a in axes_of(reduction))
-    if r == 1:
-        r = length
-    elif r != length:
-        raise Cut(reduction, "reduces another number of elements than follow it")
+    if kind != "scan":
+        r = _reduced_length(reduction, r)
     if r == 1:
         raise Cut(reduction, "reduces nothing")
     try:
@@ -421,6 +427,16 @@ def region_of(target: Node, resident: Collection[Node]) -> Region:
     if kind != "scan":
         _nested(target, placed, resident, r, found)
     return Region(target, placed, {"x": x, "r": r}, tuple(found))
+
+
+def _reduced_length(reduction: Node, follow: int) -> int:
+    """How many elements a reduction reduces. Raises Cut where another number follows along what it reduces."""
+    source = reduction.args[0]
+    assert isinstance(source, Node)
+    length = math.prod(shape_of(source)[a] for a in axes_of(reduction))
+    if follow not in (1, length):
+        raise Cut(reduction, "reduces another number of elements than follow it")
+    return length
 
 
 def _turned(target: Node, shape: Sequence[int], order: Sequence[int]) -> Region:

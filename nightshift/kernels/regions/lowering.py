@@ -92,6 +92,12 @@ REDUCTIONS = _words("""
 SCANS = frozenset({"cumsum", "cumprod"})
 POOLS = frozenset(["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"])
 JOINS = frozenset({"cat", "constant_pad_nd"})
+_KINDS: dict[str, str] = {
+    name: kind
+    for kind, names in (("view", VIEWS), ("fill", FILLS), ("scan", SCANS), ("pool", POOLS), ("join", JOINS))
+    for name in names
+}
+"""Of operators of which the name alone says it; of reductions and pointwise ones the operands decide too."""
 
 
 def kind_of(node: Node) -> str:
@@ -109,19 +115,26 @@ def kind_of(node: Node) -> str:
 
 def _kind_of_small(node: Node) -> str:
     name = name_of(node)
-    values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
-    if any(v is not None and (v.dtype.is_complex or v.dtype is torch.float64) for v in values):
+    if _is_wide(node):
         return ""
-    for kind, names in (("view", VIEWS), ("fill", FILLS), ("scan", SCANS), ("pool", POOLS), ("join", JOINS)):
-        if name in names:
-            return kind if _simple(node, kind) else ""
-    if name in REDUCTIONS and not (
-        name in ("max", "min") and len(arguments(node)) > 1 and is_tensor(arguments(node)[1])
-    ):
+    if name in _KINDS:
+        return _KINDS[name] if _simple(node, _KINDS[name]) else ""
+    if name in REDUCTIONS and not _is_of_two(node):
         source = arguments(node)[0]
         assert isinstance(source, Node)
         return "reduction" if dtype_of(source).is_floating_point or name == "any" else ""
     return "point" if name in EXPRESSIONS or (name in SPECIAL and _simple(node, "point")) else ""
+
+
+def _is_wide(node: Node) -> bool:
+    """Whether a result is complex or in float64, which no kernel here computes."""
+    values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+    return any(v is not None and (v.dtype.is_complex or v.dtype is torch.float64) for v in values)
+
+
+def _is_of_two(node: Node) -> bool:
+    """Whether a maximum or minimum is of two tensors, element by element, and not over a dimension."""
+    return name_of(node) in ("max", "min") and len(arguments(node)) > 1 and is_tensor(arguments(node)[1])
 
 
 def _simple(node: Node, kind: str) -> bool:

@@ -66,6 +66,10 @@ class Taps:
     first: str = ""
     bounds: tuple[str, ...] = ()
 
+    def held(self, place: str) -> list[str]:
+        """What holds for the tap at a place among these."""
+        return [bound.format(f"({place})") for bound in self.bounds]
+
 
 def window_of(node: Node) -> Window:
     rank = len(shape_of(node)) - 2
@@ -315,50 +319,71 @@ class _Product:
                 raise Cut(node, "read by overlapping windows")
         window = window_of(self.product)
         shape, kernel = shape_of(source), shape_of(weight)[2:]
-        channels = shape[1] // window.groups
+        channels, steps = shape[1] // window.groups, contiguous(shape)
         out = tuple(n // p for n, p in zip(shape_of(self.product)[2:], self.phases, strict=True))
-        positions, steps = math.prod(out), contiguous(shape)
-        body.add(f"image = ma // {positions}")
+        body.add(f"image = ma // {math.prod(out)}")
         taps = [
-            self._along(i, window, kernel[i], f"ma // {math.prod(out[i + 1 :])} % {size}")
-            for i, size in enumerate(out)
+            self._along(i, window, kernel[i], f"ma // {inner} % {size}")
+            for i, (size, inner) in enumerate(zip(out, contiguous(out), strict=True))
         ]
-        depth = channels * math.prod(t.count for t in taps)
-        group = f"z // {self.apart}" if self.apart > 1 else "z"
-        body.add(
-            f"base = image * {steps[0]}" + (f" + {group} * {channels * steps[1]}" if window.groups > 1 else "")
-        )
+        within = math.prod(t.count for t in taps)
+        depth = channels * within
+        group = f" + {self._group} * {channels * steps[1]}" if window.groups > 1 else ""
+        body.add(f"base = image * {steps[0]}{group}")
         pointers = [body.loads.setdefault(node, f"p{len(body.loads)}") for node in (source, weight)]
         body.begin(f"for k0 in range(0, {depth}, BK):")
         body.add("rk = k0 + tl.arange(0, BK)")
         body.add("ka = rk[None, :]")
         body.add("kb = rk[:, None]")
-        inside = [*(["mam"] if "mam" in masks else []), *([f"(ka < {depth})"] if depth % plan.depth else [])]
-        within = math.prod(t.count for t in taps)
-        offset = f"base + ka // {within} * {steps[1]}"
-        weights = [*(["nbm"] if "nbm" in masks else []), *([f"(kb < {depth})"] if depth % plan.depth else [])]
-        for i, tap in enumerate(taps):
-            inner = math.prod(t.count for t in taps[i + 1 :])
-            body.add(f"i{i} = at{i} {'-' if window.turned else '+'} ka // {inner} % {tap.count} * {tap.move}")
-            offset += f" + i{i} * {steps[2 + i]}"
-            if kernel[i] > 1 or window.padding[i] or self.apart > 1:
-                inside.append(f"(i{i} >= 0) & (i{i} < {shape[2 + i]})")
-            for word, found in (("ka", inside), ("kb", weights)):
-                found += [part.format(f"({word} // {inner} % {tap.count})") for part in tap.bounds]
-        loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
-        a = body.name(f"tl.load({pointers[0]} + ({offset}){loaded}")
+        is_ragged = depth % plan.depth > 0
+        rows, columns = (
+            [f"{outer}m"] * (f"{outer}m" in masks) + [f"({inner} < {depth})"] * is_ragged
+            for outer, inner in (("ma", "ka"), ("nb", "kb"))
+        )
+        a = self._windows(pointers[0], window, shape, kernel, taps, rows)
         at = f"kb % {within}" if self.apart == 1 else self._tap(taps, kernel)
-        b = self._weights(pointers[1], window, weights, channels, math.prod(kernel), within, at)
+        b = self._weights(pointers[1], window, taps, columns, channels, math.prod(kernel), at)
         self._dot(a, b)
         body.end()
+
+    @property
+    def _group(self) -> str:
+        """Which group of channels a program is of."""
+        return f"z // {self.apart}" if self.apart > 1 else "z"
+
+    def _read(self, pointer: str, offset: str, masks: Sequence[str]) -> str:
+        """A tile in memory; zeros where a mask does not hold."""
+        mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+        return self.body.name(f"tl.load({pointer} + ({offset}){mask})")
+
+    def _windows(
+        self,
+        pointer: str,
+        window: Window,
+        shape: Sequence[int],
+        kernel: Sequence[int],
+        taps: Sequence[Taps],
+        masks: Sequence[str],
+    ) -> str:
+        """A tile of the source, a row for each position: its windows, zeros where they reach over an edge."""
+        counts, steps = [t.count for t in taps], contiguous(shape)
+        offset, masks = f"base + ka // {math.prod(counts)} * {steps[1]}", list(masks)
+        for i, (tap, inner) in enumerate(zip(taps, contiguous(counts), strict=True)):
+            place = f"ka // {inner} % {tap.count}"
+            self.body.add(f"i{i} = at{i} {'-' if window.turned else '+'} {place} * {tap.move}")
+            offset += f" + i{i} * {steps[2 + i]}"
+            if kernel[i] > 1 or window.padding[i] or self.apart > 1:
+                masks.append(f"(i{i} >= 0) & (i{i} < {shape[2 + i]})")
+            masks += tap.held(place)
+        return self._read(pointer, offset, masks)
 
     @staticmethod
     def _tap(taps: Sequence[Taps], kernel: Sequence[int]) -> str:
         """Which of a channel's weights the depth stands for, where only some of them are used."""
+        inner = contiguous([t.count for t in taps])
         return " + ".join(
-            f"({t.first}kb // {math.prod(u.count for u in taps[i + 1 :])} % {t.count} * {t.every})"
-            f" * {math.prod(kernel[i + 1 :])}"
-            for i, t in enumerate(taps)
+            f"({t.first}kb // {i} % {t.count} * {t.every}) * {step}"
+            for t, i, step in zip(taps, inner, contiguous(kernel), strict=True)
         )
 
     def _along(self, i: int, window: Window, size: int, position: str) -> Taps:
@@ -385,14 +410,21 @@ class _Product:
         return Taps(-(-size // every), dilation // shared, every, f"f{i} + ", tuple(bounds))
 
     def _weights(
-        self, pointer: str, window: Window, inside: Sequence[str], channels: int, taps: int, within: int, tap: str
+        self,
+        pointer: str,
+        window: Window,
+        taps: Sequence[Taps],
+        masks: Sequence[str],
+        channels: int,
+        size: int,
+        tap: str,
     ) -> str:
-        """A tile of weights. taps: of a channel, of which `within` are used; tap: which of them."""
-        depth = channels * taps
-        above = f"z // {self.apart}" if self.apart > 1 else "z"
-        group = f" + {above} * {self.columns * depth}" if window.groups > 1 else ""
+        """A tile of weights. taps: those that are used of a channel's, which are `size`; tap: which of them."""
+        counts, depth = [t.count for t in taps], channels * size
+        group = f" + {self._group} * {self.columns * depth}" if window.groups > 1 else ""
         offset = f"nb * {depth} + kb{group}"
         if window.turned:  # weights lie as (input channel, output channel of its group, window)
-            offset = f"kb // {within} * {self.columns * taps} + nb * {taps} + {tap}{group}"
-        loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
-        return self.body.name(f"tl.load({pointer} + ({offset}){loaded}")
+            offset = f"kb // {math.prod(counts)} * {self.columns * size} + nb * {size} + {tap}{group}"
+        walked = zip(taps, contiguous(counts), strict=True)
+        held = [mask for t, inner in walked for mask in t.held(f"kb // {inner} % {t.count}")]
+        return self._read(pointer, offset, [*masks, *held])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,15 +118,7 @@ def definition_of(path: Path) -> Definition:
     """A definition's file. Raises ProblemError that names the file and the field."""
     record = read_json(path)
     name, reference = (_text(path, record, key) for key in ("name", "reference"))
-    axes: dict[str, int | None] = {}
-    for axis, form in _mapping(path, record, "axes").items():
-        sort = form.get("type") if isinstance(form, Mapping) else None
-        size = form.get("value") if isinstance(form, Mapping) else None
-        if sort not in ("const", "var"):
-            raise ProblemError(f"{path}: axes.{axis}: type {sort!r} is neither 'const' nor 'var'")
-        if sort == "const" and not (type(size) is int and 0 < size < MAX_AXIS):
-            raise ProblemError(f"{path}: axes.{axis}: value {size!r} is no size")
-        axes[axis] = size if sort == "const" else None
+    axes = {axis: _axis(path, axis, form) for axis, form in _mapping(path, record, "axes").items()}
     forms = [
         {key: _form(path, f"{part}.{key}", item, axes) for key, item in _mapping(path, record, part).items()}
         for part in ("inputs", "outputs")
@@ -134,16 +126,34 @@ def definition_of(path: Path) -> Definition:
     if not all(forms):
         raise ProblemError(f"{path}: no {'outputs' if forms[0] else 'inputs'}")
     given, made = forms
-    try:
-        names = {node.name for node in ast.parse(reference).body if isinstance(node, ast.FunctionDef)}
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ProblemError(f"{path}: reference: {error}") from error
-    if "run" not in names:
-        raise ProblemError(f"{path}: reference: defines no run")
+    _check_reference(path, reference)
     constraints = tuple(str(text) for text in record.get("constraints") or ())
     return Definition(
         name, str(record.get("op_type") or record.get("type")), axes, given, made, reference, constraints
     )
+
+
+def _axis(path: Path, axis: str, form: Any) -> int | None:
+    """An axis's size; None where it varies."""
+    given = form if isinstance(form, Mapping) else {}
+    sort, size = given.get("type"), given.get("value")
+    if sort not in ("const", "var"):
+        raise ProblemError(f"{path}: axes.{axis}: type {sort!r} is neither 'const' nor 'var'")
+    if sort == "var":
+        return None
+    if not (type(size) is int and 0 < size < MAX_AXIS):
+        raise ProblemError(f"{path}: axes.{axis}: value {size!r} is no size")
+    return size
+
+
+def _check_reference(path: Path, text: str) -> None:
+    """Raises ProblemError where a reference is no Python that defines a function `run`."""
+    try:
+        names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ProblemError(f"{path}: reference: {error}") from error
+    if "run" not in names:
+        raise ProblemError(f"{path}: reference: defines no run")
 
 
 def definitions_in(folder: Path) -> tuple[dict[str, Definition], dict[str, str]]:
@@ -203,18 +213,7 @@ def _workload(place: str, line: str, definition: Definition) -> Workload:
 def solution_of(path: Path) -> Solution:
     """A solution's file. Raises ProblemError that names the file and the field."""
     record = read_json(path)
-    spec = _mapping(path, record, "spec")
-    sources: dict[str, str] = {}
-    for item in record.get("sources") or ():
-        if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
-            raise ProblemError(f"{path}: sources: no content")
-        name = str(item.get("path") or item.get("path_name") or "main.py")
-        parts = Path(name).parts
-        if Path(name).is_absolute() or ".." in parts or not parts:
-            raise ProblemError(f"{path}: sources: {name!r} leaves its folder")
-        sources[name] = item["content"]
-    if not sources:
-        raise ProblemError(f"{path}: sources: none")
+    spec, sources = _mapping(path, record, "spec"), _sources(path, record.get("sources") or ())
     language = LANGUAGES.get(str(spec.get("language", "")).lower())
     if language is None:
         raise ProblemError(f"{path}: spec.language: {spec.get('language')!r} is none of {', '.join(LANGUAGES)}")
@@ -234,6 +233,22 @@ def solution_of(path: Path) -> Solution:
         style=style if isinstance(style, bool) else None,
         binding=str(spec.get("binding") or ""),
     )
+
+
+def _sources(path: Path, items: Iterable[Any]) -> dict[str, str]:
+    """A solution's files: text by name, each below the folder that it is written to."""
+    sources: dict[str, str] = {}
+    for item in items:
+        if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
+            raise ProblemError(f"{path}: sources: no content")
+        name = str(item.get("path") or item.get("path_name") or "main.py")
+        parts = Path(name).parts
+        if Path(name).is_absolute() or ".." in parts or not parts:
+            raise ProblemError(f"{path}: sources: {name!r} leaves its folder")
+        sources[name] = item["content"]
+    if not sources:
+        raise ProblemError(f"{path}: sources: none")
+    return sources
 
 
 def solutions_in(folder: Path) -> Iterator[tuple[Path, Solution | ProblemError]]:

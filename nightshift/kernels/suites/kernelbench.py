@@ -224,10 +224,14 @@ def _rows_apart(
         alone = as_outputs(model(*given, **by_name))
     except RuntimeError:
         return ()
-    near = (
-        torch.allclose(a, b.index_select(0, chosen), 1e-3, 1e-5, True) for a, b in zip(alone, made, strict=True)
-    )
-    return places if all(a.shape[1:] == b.shape[1:] for a, b in zip(alone, made, strict=True)) and all(near) else ()
+    same = (_has_rows(some, x, chosen) for some, x in zip(alone, made, strict=True))
+    return places if all(same) else ()
+
+
+def _has_rows(some: torch.Tensor, whole: torch.Tensor, chosen: torch.Tensor) -> bool:
+    """Whether these are the chosen rows of the whole, roundings apart."""
+    same_form = some.shape[1:] == whole.shape[1:]
+    return same_form and torch.allclose(some, whole.index_select(0, chosen), 1e-3, 1e-5, True)
 
 
 def arguments_of(what: Any, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -447,9 +451,7 @@ def _looked_at(
 
     Raises ProblemError where no oracle can be made of it.
     """
-    for i, value in enumerate(sample):
-        if what := _unjudged(value):
-            raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
+    _check_inputs(sample)
 
     def called(inputs: Sequence[Any], buffers: Mapping[str, torch.Tensor]) -> Outputs:
         return as_outputs(torch.func.functional_call(model, dict(buffers), *_parted(inputs, named)))
@@ -476,6 +478,13 @@ def _looked_at(
     if [x.shape for x in made] != forms:
         raise ProblemError("the outputs' shapes depend on the inputs' values")
     return made, int(counter.get_total_flops()), writes, meter.work_bytes
+
+
+def _check_inputs(sample: Sequence[Any]) -> None:
+    """Raises ProblemError for an input that no kernel can be judged on."""
+    for i, value in enumerate(sample):
+        if what := _unjudged(value):
+            raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
 
 
 def _unjudged(value: Any) -> str:

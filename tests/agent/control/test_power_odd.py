@@ -23,7 +23,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
 from nightshift.controllers.power import shield
 from nightshift.controllers.power.breaker import REST_S, RackBreaker
-from nightshift.controllers.power.limits import LOCKOUT_S, Gpu, Rack
+from nightshift.controllers.power.limits import LOCKOUT_S, Gpu, RackBudget
 from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.control.test_power_loop import EASY, World, world
 from tests.certificates import Authority
@@ -63,7 +63,7 @@ def test_no_limit_is_held_for_as_long_as_the_clock_was_set_back() -> None:
     assert now.locked_until_s == {"team/job": 100.0 + LOCKOUT_S}
     free = replace(now, locked_until_s={})
     later_s = 100.0 + max(s.dwell_s, 60.0)
-    orders = shield.decide({"r": Rack("r", 2_000_000, 0)}, [GPU], {"G0": 600_000.0}, free, later_s, s)
+    orders = shield.decide({"r": RackBudget("r", 2_000_000, 0)}, [GPU], {"G0": 600_000.0}, free, later_s, s)
     assert orders.raise_mw == {"G0": 600_000}
 
 

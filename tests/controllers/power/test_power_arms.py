@@ -44,7 +44,7 @@ def test_asked_near_a_gang_the_other_arm_says_what_it_says_asked_of_all(
     random = np.random.default_rng(seed)
     gpus, s, memory = fleet(gangs, seed), shield.Settings(dwell_s=0.0), shield.LimitMemory()
     by_rack = {f"r{k}": sum(HIGHEST for gpu in gpus if gpu.rack == f"r{k}") for k in range(5)}
-    racks = {name: shield.Rack(name, int(share * full), 0) for name, full in by_rack.items()}
+    racks = {name: shield.RackBudget(name, int(share * full), 0) for name, full in by_rack.items()}
     level = {gpu.job: float(random.choice((0.5, 0.7, 1.0))) for gpu in gpus}
     wishes = {gpu.uuid: level[gpu.job] * HIGHEST for gpu in gpus}
     orders = shield.decide_step(racks, gpus, wishes, memory, 100.0, s)

@@ -253,7 +253,7 @@ def test_a_lock_is_never_counted_as_a_guarantee_of_power(locked: list[int], budg
     """With GPUs that are locked at their floor, limits are shared as if their clocks were free."""
     w = settled()
     w.card.limit = dict.fromkeys(GPUS, FALLBACK)
-    racks = {"r": shield.Rack("r", budget_mw, 100_000)}
+    racks = {"r": shield.RackBudget("r", budget_mw, 100_000)}
     wishes = dict.fromkeys(GPUS, float(MAX))
 
     def ask() -> shield.LimitOrders:

@@ -17,7 +17,7 @@ from nightshift.controllers.power.shield import (
     PATIENCE,
     Gpu,
     LimitMemory,
-    Rack,
+    RackBudget,
     Settings,
     decide,
     decide_step,
@@ -36,8 +36,8 @@ def gpu(i: int, enforced: int | None = FALLBACK, **more: object) -> Gpu:
     return replace(base, **more)
 
 
-def budget(n: int, share: float = 0.7) -> Rack:
-    return Rack("r", int((n * MAX * share + HOST) / (1 - S.margin_share)), HOST)
+def budget(n: int, share: float = 0.7) -> RackBudget:
+    return RackBudget("r", int((n * MAX * share + HOST) / (1 - S.margin_share)), HOST)
 
 
 @dataclass
@@ -171,7 +171,7 @@ def test_gangs_are_raised_and_lowered_whole(now: list[int], wishes: list[int]) -
 def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
     """One gang is lowered, another asks for what that frees: it gets it a turn later, not now."""
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
-    rack = Rack("r", int((1_900_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
+    rack = RackBudget("r", int((1_900_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
     memory = LimitMemory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide({"r": rack}, gpus, wishes, memory, 1e6, S)
@@ -186,7 +186,7 @@ def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
 def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None:
     """None of the raises takes a part now and then dwells; who needs nobody's part is raised at once."""
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
-    rack = Rack("r", int((2_100_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
+    rack = RackBudget("r", int((2_100_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
     memory = LimitMemory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide_step({"r": rack}, gpus, wishes, memory, 1e6, Settings())
@@ -198,7 +198,7 @@ def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None
     second = decide_step({"r": rack}, lowered, wishes, memory, 1e6 + 5, Settings())
     assert second.raise_mw == {"G2": 600_000, "G3": 600_000}
     assert not second.waiting
-    alone = decide_step({"r": Rack("r", 9_000_000, 0)}, gpus, wishes, LimitMemory(), 1e6, Settings())
+    alone = decide_step({"r": RackBudget("r", 9_000_000, 0)}, gpus, wishes, LimitMemory(), 1e6, Settings())
     assert set(alone.raise_mw) == {"G2", "G3"}
     assert not alone.waiting
 
@@ -210,7 +210,9 @@ def test_a_persons_limit_is_left_and_counted() -> None:
         gpus = [gpu(0, by_hand), gpu(1, 500_000)]
         after = observe(gpus, memory, {}, 10.0, S)
         assert after.manual == {"G0"}
-        orders = decide({"r": Rack("r", 1_100_000, 0)}, gpus, {"G0": 400_000.0, "G1": 400_000.0}, after, 10.0, S)
+        orders = decide(
+            {"r": RackBudget("r", 1_100_000, 0)}, gpus, {"G0": 400_000.0, "G1": 400_000.0}, after, 10.0, S
+        )
         assert "G0" not in orders.limits_mw
         assert worst_mw(gpus[0], after, S) == max(by_hand, FALLBACK)
         assert orders.clips["G0"][0].constraint == "manual"
@@ -247,7 +249,7 @@ def test_a_node_that_says_done_and_did_not_is_locked_out() -> None:
         memory = observe(gpus, memory, {"n0": True}, float(turn), S)
     assert memory.liars == {"n0"}
     assert worst_mw(gpus[0], memory, S) == MAX
-    orders = decide({"r": Rack("r", 10_000_000, 0)}, gpus, {"G0": 650_000.0}, memory, 9.0, S)
+    orders = decide({"r": RackBudget("r", 10_000_000, 0)}, gpus, {"G0": 650_000.0}, memory, 9.0, S)
     assert orders.clips["G0"][0].constraint == "lockout"
     assert not orders.limits_mw
 
@@ -272,14 +274,16 @@ def test_a_gpu_in_doubt_and_its_gang_hold(change: dict[str, object], constraint:
 def test_a_job_slowed_too_much_is_reverted_and_locked_out() -> None:
     gpus = [gpu(0, 400_000, slowdown=0.07), gpu(1, 400_000)]
     memory = observe(gpus, LimitMemory(ordered_mw={"G0": 400_000, "G1": 400_000}), {}, 100.0, S)
-    orders = decide({"r": Rack("r", 3_000_000, 0)}, gpus, {"G0": 350_000.0, "G1": 350_000.0}, memory, 100.0, S)
+    orders = decide(
+        {"r": RackBudget("r", 3_000_000, 0)}, gpus, {"G0": 350_000.0, "G1": 350_000.0}, memory, 100.0, S
+    )
     assert orders.raise_mw == {"G0": MAX, "G1": MAX}
     calm = [replace(g, enforced_mw=MAX, slowdown=0.0) for g in gpus]
     later = observe(calm, orders.memory, {}, 200.0, S)
-    held = decide({"r": Rack("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, later, 200.0, S)
+    held = decide({"r": RackBudget("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, later, 200.0, S)
     assert not held.lower_mw
     free = observe(calm, held.memory, {}, 100.0 + LOCKOUT_S + 1, S)
-    again = decide({"r": Rack("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, free, 1e5, S)
+    again = decide({"r": RackBudget("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, free, 1e5, S)
     assert set(again.lower_mw) == {"G0", "G1"}
 
 
@@ -300,13 +304,13 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
     said."""
     gpus = [gpu(0, None, seen_age_s=math.inf, job=""), *(gpu(i, 600_000, job="") for i in range(4, 8))]
     memory = LimitMemory(ordered_mw={f"G{i}": 600_000 for i in range(4, 8)})
-    rack = Rack("r", int(2_500_000 / (1 - S.margin_share)) + 2, 0)
+    rack = RackBudget("r", int(2_500_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {f"G{i}": 700_000.0 for i in range(8)}, memory, 1e6, S)
     assert len(set(orders.lower_mw.values())) == 1
     after = [gpus[0], *(replace(g, enforced_mw=orders.lower_mw[g.uuid]) for g in gpus[1:])]
     assert headroom_mw(rack, after, observe(after, orders.memory, {}, 1e6 + 60, S), S) >= 0
     assert not orders.overdrawn
-    small = decide({"r": Rack("r", 1_000_000, 0)}, gpus, {}, memory, 1e6, S)
+    small = decide({"r": RackBudget("r", 1_000_000, 0)}, gpus, {}, memory, 1e6, S)
     assert small.overdrawn["r"] > 0
 
 
@@ -337,7 +341,7 @@ def test_room_below_a_fallback_is_not_given_away() -> None:
     """A GPU under its fallback returns to it when its lease ends; nobody may have been raised by the difference."""
     gpus = [gpu(0, 200_000, job=""), gpu(4, 350_000, job="")]
     memory = LimitMemory(ordered_mw={"G0": 200_000, "G4": 350_000}, confirmed=frozenset({"G0", "G4"}))
-    rack = Rack("r", int(800_000 / (1 - S.margin_share)) + 2, 0)
+    rack = RackBudget("r", int(800_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {"G0": 200_000.0, "G4": 700_000.0}, memory, 1e6, S)
     assert orders.raise_mw == {"G4": 450_000}
 
@@ -346,7 +350,7 @@ def test_room_that_an_order_under_way_will_take_is_not_given_twice() -> None:
     """An order that has not arrived may still arrive."""
     gpus = [gpu(0, 350_000, job=""), gpu(4, 350_000, job="")]
     memory = LimitMemory(ordered_mw={"G0": 500_000, "G4": 350_000}, read_mw={"G0": 350_000, "G4": 350_000})
-    rack = Rack("r", int(900_000 / (1 - S.margin_share)) + 2, 0)
+    rack = RackBudget("r", int(900_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {"G0": 500_000.0, "G4": 700_000.0}, memory, 1e6, S)
     assert orders.limits_mw.get("G4", 350_000) <= 400_000
 

@@ -20,7 +20,7 @@ from nightshift.kernels.generate.llm import (
     BEGIN,
     END,
     RULES,
-    Allowance,
+    AuthorAllowance,
     LanguageModel,
     Reply,
     ReplyError,
@@ -208,7 +208,7 @@ def test_a_kernel_is_found_between_markers_or_in_the_only_block_and_answers_for_
 def test_serial_refinement_comes_before_parallel_sampling() -> None:
     """One careful attempt at a time while that helps; several freer ones once it does not."""
     chat = Replies(Reply(marked(GOOD), 10))
-    author = LanguageModel(chat, allowance=Allowance(serial=2, parallel=3))
+    author = LanguageModel(chat, allowance=AuthorAllowance(serial=2, parallel=3))
     assert len(author.propose(TASK, [], 8)) == 1
     history = [outcome(GOOD, 1e-5, trial=1), outcome(GOOD + "#\n", 1.1e-5, trial=2), outcome(WRONG, 2e-5, trial=3)]
     assert len(author.propose(TASK, history, 8)) == 3
@@ -224,7 +224,7 @@ def test_of_versions_asked_for_at_once_those_that_came_are_judged_though_one_fai
             raise Temporary("llm: overloaded")
         return Reply(marked(GOOD), 10)
 
-    author = LanguageModel(chat, allowance=Allowance(serial=2, parallel=3))
+    author = LanguageModel(chat, allowance=AuthorAllowance(serial=2, parallel=3))
     assert len(author.propose(TASK, history, 8)) == 2
     assert author.spent() == Spent(20, 3)
 
@@ -232,13 +232,13 @@ def test_of_versions_asked_for_at_once_those_that_came_are_judged_though_one_fai
         raise Temporary("llm: overloaded")
 
     with pytest.raises(Temporary, match="overloaded"):
-        LanguageModel(down, allowance=Allowance(serial=2, parallel=3)).propose(TASK, history, 8)
+        LanguageModel(down, allowance=AuthorAllowance(serial=2, parallel=3)).propose(TASK, history, 8)
 
 
 def test_a_reply_without_a_kernel_is_asked_about_again_within_the_budget() -> None:
     """The model hears what was wrong; its tokens and calls are counted; at the limit there is nothing more."""
     chat = Replies(Reply("Sorry?", 30), Reply(marked(GOOD), 40), Reply("Sorry?", 50))
-    author = LanguageModel(chat, allowance=Allowance(repairs=1, tokens=150))
+    author = LanguageModel(chat, allowance=AuthorAllowance(repairs=1, tokens=150))
     made = author.propose(TASK, [], 1)
     assert [p.tokens for p in made] == [70]
     assert chat.asked[1][0][-1][1].startswith("No file stands between")
@@ -257,7 +257,7 @@ def test_a_model_that_repeats_itself_is_told_so_instead_of_left_out() -> None:
     assert made.candidate.source == GOOD + "# better\n"
     assert made.tokens == 20
     assert "judged already" in chat.asked[1][0][-1][1]
-    stubborn = LanguageModel(Replies(Reply(marked(GOOD), 10)), allowance=Allowance(repairs=2))
+    stubborn = LanguageModel(Replies(Reply(marked(GOOD), 10)), allowance=AuthorAllowance(repairs=2))
     assert list(stubborn.propose(TASK, [before], 1)) == []
     assert stubborn.spent() == Spent(30, 3)
 
@@ -265,13 +265,13 @@ def test_a_model_that_repeats_itself_is_told_so_instead_of_left_out() -> None:
 def test_what_an_earlier_process_spent_counts_after_a_restart() -> None:
     """The ledger's tokens are part of the budget."""
     old = Outcome(Proposal(outcome(GOOD, 1e-5).proposal.candidate, "llm", tokens=400), Status.slower, "", "", 1e-5)
-    author = LanguageModel(Replies(Reply(marked(GOOD), 1)), allowance=Allowance(tokens=400))
+    author = LanguageModel(Replies(Reply(marked(GOOD), 1)), allowance=AuthorAllowance(tokens=400))
     assert list(author.propose(TASK, [old], 1)) == []
 
 
 def test_replies_without_a_kernel_count_after_a_restart_too(tmp_path: Path) -> None:
     """A worker that was preempted again and again would have spent the whole allowance each time."""
-    account, allowance = tmp_path / "task" / "model.jsonl", Allowance(tokens=150, calls=4, repairs=0)
+    account, allowance = tmp_path / "task" / "model.jsonl", AuthorAllowance(tokens=150, calls=4, repairs=0)
     first = LanguageModel(Replies(Reply("Sorry?", 60)), allowance=allowance, account=account)
     assert list(first.propose(TASK, [], 1)) == []
     with account.open("a") as file:
@@ -299,7 +299,9 @@ def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuse
     os.environ["NIGHTSHIFT_TEST_KEY"] = "sk-secret-of-the-test"
     try:
         with served(answers) as (url, script), Ledger(tmp_path) as ledger:
-            author = LanguageModel(connect("scripted", url, "NIGHTSHIFT_TEST_KEY"), allowance=Allowance(calls=9))
+            author = LanguageModel(
+                connect("scripted", url, "NIGHTSHIFT_TEST_KEY"), allowance=AuthorAllowance(calls=9)
+            )
             search = Search(
                 TASK, [author], LocalExecutor([interpreting_judge], 1), ledger, NOWHERE,
                 SearchBudget(trials=6, batch=1, roof_share=2.0),

@@ -13,7 +13,7 @@ import torch
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.generate import llm, request
 from nightshift.kernels.generate.base import Task
-from nightshift.kernels.generate.llm import BEGIN, END, Allowance, LanguageModel, Reply
+from nightshift.kernels.generate.llm import BEGIN, END, AuthorAllowance, LanguageModel, Reply
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.loop.executor import LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, Provenance
@@ -111,7 +111,7 @@ def judge() -> Iterator[Judge]:
 
 
 def searched(judge: Judge, task: Task, folder: Path) -> Search:
-    author = LanguageModel(Script(), allowance=Allowance(repairs=0), account=folder / "model.jsonl")
+    author = LanguageModel(Script(), allowance=AuthorAllowance(repairs=0), account=folder / "model.jsonl")
     budget = SearchBudget(trials=3, wall_s=120.0, batch=1)
     with Ledger(folder / "task") as ledger:
         search = Search(

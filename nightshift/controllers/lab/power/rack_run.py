@@ -237,7 +237,7 @@ def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise
     rng = np.random.default_rng(seed)
     windows, n = scene.row.shape
     settings, memory = shield.Settings(), shield.LimitMemory()
-    usable = {"rack": shield.Rack("rack", int(scene.budget * MAX_MW), 0)}
+    usable = {"rack": shield.RackBudget("rack", int(scene.budget * MAX_MW), 0)}
     wish = divider.start(scene.lowest, n, scene.budget)
     enforced = np.full(n, round(LEVELS[scene.lowest] * MAX_MW))
     levels, unsafe, held = np.zeros((windows, LOOKS, n), dtype=np.int64), 0, 0.0

@@ -163,12 +163,7 @@ def ledger(
         1.0 - energy / work,
         1.0 - oracle / windows,
         1.0 - host / work / (free / windows / (1.0 - HOST_SHARE)),
-        over / windows,
-        exploring / windows,
-        changed / windows,
-        clearly / windows,
-        beyond / windows,
-        excess / windows,
+        *(count / windows for count in (over, exploring, changed, clearly, beyond, excess)),
         switches / (windows * WINDOW_S / 3600.0),
     )
 

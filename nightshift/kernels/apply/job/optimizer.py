@@ -11,7 +11,7 @@ step does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,57 +83,78 @@ def swap_optimizer(report: Report) -> None:
 def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
     def adam(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *rest: Any, **named: Any) -> Any:
         every = (params, grads, exp_avgs, exp_avg_sqs)
-        why, idle = "", not any(in_use(problem) for problem in ("adamw", COPIED, MANY))
+        idle = not any(in_use(problem) for problem in ("adamw", COPIED, MANY))
         # a recorded graph would replay this step's number for ever
         if idle or torch.compiler.is_compiling() or capturing():
             return original(*every, *rest, **named)
-        steps: Any = rest[1] if len(rest) == 2 else named.get("state_steps")
-        listed = {**named, "max_exp_avg_sqs": rest[0] if rest else named.get("max_exp_avg_sqs")}
+        # with more than two behind the lists there are no steps here, and all is torch's
+        in_order = zip(("max_exp_avg_sqs", "state_steps"), rest if len(rest) < 3 else (), strict=False)
+        listed = {**named, **dict(in_order)}
         numbers = [named.get(name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
-        plain = named.get("decoupled_weight_decay") is True and not any(
-            listed.get(name) is not None and listed.get(name) is not False and listed.get(name) != []
-            for name in _PLAIN
-        )
-        if not plain or named.get("found_inf") is not None or steps is None:
-            why = "another optimiser"
-        elif not all(isinstance(number, float | int) for number in numbers):
-            why = "hyperparameters are tensors"
-        if why:
+        if why := _is_no_adamw(listed, numbers):
             fell_back("adamw", why)
             return original(*every, *rest, **named)
         rows: list[Row] = list(zip(*every, strict=True))
-        chosen = _takers(rows)
-        ours = [number for number, problem in enumerate(chosen) if problem]
-        for problem in sorted({*chosen} - {""}):
-            kernel, mine = STATE.kernels[problem], [n for n in ours if chosen[n] == problem]
-            counts = [rows[n][0].numel() for n in mine]
-            count = 1 if problem == MANY else sum(-(-n // _part(kernel, n)) for n in counts)
-            if _due(kernel, count):
-                # a check needs float64 copies: of the smallest parameter they cost least
-                which = min(mine, key=lambda number: rows[number][0].numel())
-                kernel.calls += count
-                call = lambda: original(*every, *rest, **named)  # noqa: E731
-                return _checked(kernel, call, _with_copy(problem, rows[which]), steps[which], numbers)
-        left = sorted(set(range(len(rows))) - set(ours))
-        if any(type(rows[number][0]) not in (torch.Tensor, torch.nn.Parameter) for number in left):
-            fell_back("adamw", "no plain tensors")
-        if left:
-            part = [[column[number] for number in left] for column in every]
-            original(*part, **{**named, "max_exp_avg_sqs": [], "state_steps": [steps[n] for n in left]})
-        with torch.no_grad():
-            together: dict[int, list[Row]] = {}
-            for number, step in zip(ours, _STEPS.next([steps[n] for n in ours]), strict=True):
-                if chosen[number] == MANY:
-                    together.setdefault(step, []).append(rows[number])
-                else:
-                    _stepped(chosen[number], rows[number], numbers, step)
-            if together:
-                STATE.kernels[MANY].calls += 1  # one for the step, however many launches it takes
-            for step, some in together.items():
-                _stepped_together(STATE.kernels[MANY], some, numbers, step)
+        chosen, steps = _takers(rows), listed["state_steps"]
+        if (checked := _due_row(rows, chosen)) is not None:
+            kernel, row = STATE.kernels[chosen[checked]], _with_copy(chosen[checked], rows[checked])
+            return _checked(kernel, lambda: original(*every, *rest, **named), row, steps[checked], numbers)
+        _step_theirs(original, rows, chosen, steps, named)
+        _step_ours(rows, chosen, steps, numbers)
         return None
 
     return adam
+
+
+def _is_no_adamw(listed: Mapping[str, Any], numbers: Sequence[Any]) -> str:
+    """Why a step is none that a kernel computes; empty where it is one. listed: what torch was given by name."""
+    asked = (listed.get(name) for name in _PLAIN)
+    plain = not any(value is not None and value is not False and value != [] for value in asked)
+    is_counted = listed.get("state_steps") is not None and listed.get("found_inf") is None
+    if listed.get("decoupled_weight_decay") is not True or not plain or not is_counted:
+        return "another optimiser"
+    return "" if all(isinstance(number, float | int) for number in numbers) else "hyperparameters are tensors"
+
+
+def _due_row(rows: Sequence[Row], chosen: Sequence[str]) -> int | None:
+    """The parameter on which a kernel is to be checked in this step, None where none is; its calls are counted."""
+    for problem in sorted({*chosen} - {""}):
+        kernel, mine = STATE.kernels[problem], [n for n, other in enumerate(chosen) if other == problem]
+        counts = [rows[n][0].numel() for n in mine]
+        count = 1 if problem == MANY else sum(-(-n // _part(kernel, n)) for n in counts)
+        if _due(kernel, count):
+            kernel.calls += count
+            # a check needs float64 copies: of the smallest parameter they cost least
+            return min(mine, key=lambda number: rows[number][0].numel())
+    return None
+
+
+def _step_theirs(
+    original: Callable[..., Any], rows: Sequence[Row], chosen: Sequence[str], steps: Any, named: Mapping[str, Any]
+) -> None:
+    """torch's step on the parameters that no kernel takes, all together."""
+    left = [number for number, problem in enumerate(chosen) if not problem]
+    if any(type(rows[number][0]) not in (torch.Tensor, torch.nn.Parameter) for number in left):
+        fell_back("adamw", "no plain tensors")
+    if left:
+        part = [list(column) for column in zip(*(rows[number] for number in left), strict=True)]
+        original(*part, **{**named, "max_exp_avg_sqs": [], "state_steps": [steps[n] for n in left]})
+
+
+@torch.no_grad()
+def _step_ours(rows: Sequence[Row], chosen: Sequence[str], steps: Any, numbers: Sequence[Any]) -> None:
+    """The parameters that a kernel takes: all of one step in one launch, or each in its own."""
+    ours = [number for number, problem in enumerate(chosen) if problem]
+    together: dict[int, list[Row]] = {}
+    for number, step in zip(ours, _STEPS.next([steps[n] for n in ours]), strict=True):
+        if chosen[number] == MANY:
+            together.setdefault(step, []).append(rows[number])
+        else:
+            _stepped(chosen[number], rows[number], numbers, step)
+    if together:
+        STATE.kernels[MANY].calls += 1  # one for the step, however many launches it takes
+    for step, some in together.items():
+        _stepped_together(STATE.kernels[MANY], some, numbers, step)
 
 
 def _takers(rows: Sequence[Row]) -> list[str]:

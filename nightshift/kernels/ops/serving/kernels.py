@@ -36,7 +36,7 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ServingKernel:
     """One of our kernels. values: a definition's constants by placeholder, None where the kernel is not for it."""
 
     name: str
@@ -49,7 +49,7 @@ class Kernel:
 class ServingFamily:
     """A kernel for one definition, as a family that a search explores."""
 
-    kernel: Kernel
+    kernel: ServingKernel
     problem: str
     constants: Mapping[str, Value]
 
@@ -230,34 +230,34 @@ _MLA_PREFILL = _MLA_PREFILL.replace("q.device", "q_nope.device").replace(
     "            q, $q_pe", "            q_nope, $q_pe"
 )
 
-KERNELS: tuple[Kernel, ...] = (
-    Kernel("norm", rows.NORM, _norm, {"rows": (1, 2, 4), "warps": (4, 8, 2, 16)}),
-    Kernel("softmax", rows.SOFTMAX, _softmax, {"block": (1024, 4096, 8192), "warps": (4, 8)}),
-    Kernel(
+KERNELS: tuple[ServingKernel, ...] = (
+    ServingKernel("norm", rows.NORM, _norm, {"rows": (1, 2, 4), "warps": (4, 8, 2, 16)}),
+    ServingKernel("softmax", rows.SOFTMAX, _softmax, {"block": (1024, 4096, 8192), "warps": (4, 8)}),
+    ServingKernel(
         "decode",
         attention.DECODE,
         _latent(_decode, False),
         {"block": (64, 32, 128), "splits": (8, 1, 4, 16, 32), "stages": (3, 2, 4), "warps": (4, 8)},
     ),
-    Kernel(
+    ServingKernel(
         "latent_decode",
         _MLA_DECODE,
         _latent(_decode, True),
         {"block": (32, 16, 64), "splits": (16, 1, 8, 32), "stages": (2, 1, 3), "warps": (4, 8)},
     ),
-    Kernel(
+    ServingKernel(
         "prefill",
         attention.PREFILL,
         _latent(_prefill, False),
         {"tokens": (64, 128, 16), "block": (64, 32, 128), "stages": (2, 3), "warps": (4, 8)},
     ),
-    Kernel(
+    ServingKernel(
         "latent_prefill",
         _MLA_PREFILL,
         _latent(_prefill, True),
         {"tokens": (16, 64), "block": (32, 16), "stages": (1, 2), "warps": (4, 8)},
     ),
-    Kernel("delta", states.DELTA, _delta, {"rows": (16, 8, 32, 64), "warps": (4, 2, 8, 1)}),
-    Kernel("mamba", states.MAMBA, _mamba, {"rows": (16, 32, 64), "warps": (4, 2, 8)}),
+    ServingKernel("delta", states.DELTA, _delta, {"rows": (16, 8, 32, 64), "warps": (4, 2, 8, 1)}),
+    ServingKernel("mamba", states.MAMBA, _mamba, {"rows": (16, 32, 64), "warps": (4, 2, 8)}),
 )
 """All of them; a definition's is the first that fits."""
