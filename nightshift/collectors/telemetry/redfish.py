@@ -25,18 +25,17 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.frame import Frame, Instant, Reason, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, SourceError
-from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.telemetry.equipment import sort_of
+from nightshift.collectors.telemetry.equipment import bmc_entry, sort_of
 from nightshift.collectors.telemetry.metrics import of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageSettings, source_subject
 from nightshift.collectors.telemetry.rows import Rows, cells
 from nightshift.collectors.tick import Batch
 
 ROOT = "/redfish/v1/"
-MESSAGE = "bmc_log"
 WALK_S, WHOLE_S = 60.0, 3600.0
 """A walk begins so long after the last one did (s); a whole one once an hour. Between, only documents are read that
 told something: a GB300 tray's BMC has 250, and parts are in few of them."""
@@ -296,10 +295,7 @@ class RedfishCollector:
         at_s = min(max(at_s, since_s), now_s)
         said = " ".join(str(document.get("Message") or document.get("Name") or "").split())[:300]
         self._count += 1
-        text = f"BMC log {severity}: {said}"
-        record = LogRecord(Instant(at_s, now_s - since_s), bmc.source.name, node, text, self._count)
-        attributes = {"message": MESSAGE, "severity": severity, "bmc_says": said[:200]}
-        return KernelEvent(KernelEventKind.MESSAGE, record, node, attributes=attributes)
+        return bmc_entry(bmc.source, node, severity, said, Instant(at_s, now_s - since_s), self._count)
 
     def _tell(self, bmc: _Bmc, now_s: float) -> None:
         """Puts what the last walk found into the frame, as of then: what is too old is refused there."""
