@@ -74,9 +74,9 @@ def lemons(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
     if not names:
         return {}
     days, failures = np.array([counts[name] for name in names]).T
-    rate = peer_rate(days, failures)
-    rare = rate.tail(days, failures) * len(names) < FALSE_PER_MONTH
-    return {names[i]: rate.mean for i in np.flatnonzero(rare & (failures >= LEAST_FAILURES))}
+    rate, asked = peer_rate(days, failures), np.flatnonzero(failures >= LEAST_FAILURES)
+    rare = rate.tail(days[asked], failures[asked]) * len(names) < FALSE_PER_MONTH
+    return {names[i]: rate.mean for i in asked[rare].tolist()}
 
 
 @dataclass(frozen=True, slots=True)

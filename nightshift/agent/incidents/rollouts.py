@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,6 +48,7 @@ _NUMBER = re.compile(r"\d+")
 _NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|bios|bmc|nccl|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
 
 
+@lru_cache(maxsize=4096)
 def spelled(version: str) -> str:
     """One spelling of a version: without case, prefix, blanks and leading zeros.
 
@@ -97,7 +99,7 @@ def blamed(
     rollouts = _stays([change for change in changes if start_s <= change.at_s <= at_s], at_s)
     found: list[tuple[Blame, bool]] = []
     for reached in rollouts.values():
-        after = [name for name, t_s in failures if _is_within(reached.get(name, ()), t_s)]
+        after = [name for name, t_s in failures if name in reached and _is_within(reached[name], t_s)]
         changed_s = sum(until_s - change.at_s for stays in reached.values() for change, until_s in stays)
         share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
         # as many or more of the failures, by chance: the binomial's tail
