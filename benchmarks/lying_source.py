@@ -37,7 +37,7 @@ from nightshift.controllers.actuators.simulated import EFFECTS, SimulatedCluster
 from nightshift.controllers.guard import Settings as GuardSettings
 from nightshift.detectors.base import Fault
 
-NODES, GPUS, SEEDS = 1000, 1, (0,)
+NODES, GPUS, SEEDS = 1000, 1, (1, 2)
 START_S, LOOK_S, HOURS = 1.79e9, 240.0, 2
 XIDS = (48, 74, 79, 95, 119)
 """Errors that call for resets and reboots (NVIDIA's Xid catalogue)."""

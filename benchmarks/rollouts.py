@@ -3,7 +3,9 @@
 120 fleets of 200 to 1,000 nodes over four weeks, with faults of one kind at 6.5 per 1,000 node-days (Kokolis et
 al., arXiv 2410.21680; all of them of one kind is the hard side). In half of them one version is bad: made up,
 each changed node then fails 0.5 to 5 times a week more (log-uniform). Beside it two to six harmless rollouts
-happen; each rollout reaches 2 to 100 % of the nodes, within an hour to five days. In one fleet of four a switch
+happen; each rollout reaches 2 to 100 % of the nodes, within an hour to five days. In one of four every node goes
+back to the former version two to eight days later, and a bad one does no harm from then on. A tenth of the nodes
+run jobs of three NCCL versions, a new job every three days. In one fleet of four a switch
 fails and takes up to 40 nodes with it; that is one incident. Each incident is judged at its onset and again two
 days later, as the daemon diagnoses what is news (`agent.incidents.rollouts.blamed`). A bad rollout is named
 where one of its incidents names it; every other name is a false blame.
@@ -20,10 +22,10 @@ from benchmarks.detect_held_out import commit
 from benchmarks.report import write
 from nightshift.agent.incidents.rollouts import COMPARED_S, DAY_S, VersionChange, blamed
 
-FLEETS, SEED, SPAN_S = 120, 1, 28 * DAY_S
+FLEETS, SEED, SPAN_S = 120, 2, 28 * DAY_S
 RATE = 6.5e-3
 COMPONENTS = ("driver", "vbios", "kernel", "container_runtime", "kubelet", "cuda", "os_image")
-LATER_S = 2 * DAY_S
+LATER_S, JOB_S = 2 * DAY_S, 3 * DAY_S
 
 
 def rollout(rng: np.random.Generator, component: str, nodes: int) -> list[VersionChange]:
@@ -31,7 +33,24 @@ def rollout(rng: np.random.Generator, component: str, nodes: int) -> list[Versio
     begins_s, lasts_s = rng.uniform(2 * DAY_S, 18 * DAY_S), np.exp(rng.uniform(np.log(3600.0), np.log(5 * DAY_S)))
     at_s = begins_s + rng.uniform(0.0, lasts_s, count)
     chosen = rng.choice(nodes, count, replace=False)
-    return [VersionChange(f"n{n}", component, "1", "2", float(t)) for n, t in zip(chosen, at_s, strict=True)]
+    made = [VersionChange(f"n{n}", component, "1", "2", float(t)) for n, t in zip(chosen, at_s, strict=True)]
+    if rng.random() < 0.25:
+        back_s = rng.uniform(2 * DAY_S, 8 * DAY_S)
+        made += [VersionChange(one.node, component, "2", "1", one.at_s + back_s) for one in made]
+    return made
+
+
+def jobs(rng: np.random.Generator, nodes: int) -> list[VersionChange]:
+    """Changes of NCCL as jobs come and go."""
+    found = []
+    for node in rng.choice(nodes, nodes // 10, replace=False):
+        at_s, version = rng.exponential(JOB_S), int(rng.integers(3))
+        while at_s < SPAN_S:
+            before, version = version, int(rng.integers(3))
+            if before != version:
+                found.append(VersionChange(f"n{node}", "nccl", f"2.{before}", f"2.{version}", float(at_s)))
+            at_s += rng.exponential(JOB_S)
+    return found
 
 
 def fleet(rng: np.random.Generator, *, bad: bool) -> dict[str, int]:
@@ -42,15 +61,17 @@ def fleet(rng: np.random.Generator, *, bad: bool) -> dict[str, int]:
     of_bad: set[tuple[str, float]] = set()
     if bad:
         rate = np.exp(rng.uniform(np.log(0.5), np.log(5.0))) / (7 * DAY_S)
-        for change in rollouts[names[0]]:
+        back_s = {one.node: one.at_s for one in rollouts[names[0]] if one.after == "1"}
+        for change in (one for one in rollouts[names[0]] if one.after == "2"):
             # a node that has failed is taken out of use, or the version is taken back on it
             at_s = change.at_s + rng.exponential(1.0 / rate)
-            if at_s < SPAN_S:
+            if at_s < min(SPAN_S, back_s.get(change.node, SPAN_S)):
                 of_bad.add((change.node, float(at_s)))
     if rng.random() < 0.25:
         failed.append((f"n{rng.integers(nodes)}", float(rng.uniform(0, SPAN_S))))
     every = sorted([*failed, *of_bad], key=lambda pair: pair[1])
-    changes, all_nodes = [c for found in rollouts.values() for c in found], [f"n{n}" for n in range(nodes)]
+    changes = [*(c for found in rollouts.values() for c in found), *jobs(rng, nodes)]
+    all_nodes = [f"n{n}" for n in range(nodes)]
     named = false = judged = 0
     for node, onset_s in every:
         said: set[str] = set()

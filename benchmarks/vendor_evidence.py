@@ -1,4 +1,4 @@
-"""Evidence for the vendor before 60 drawn actions: `python -m benchmarks.vendor_evidence`.
+"""Evidence for the vendor before 80 drawn actions: `python -m benchmarks.vendor_evidence`.
 
 The lifecycle itself on a simulated cluster with a stepped clock; what the node answers is drawn: whole after some
 looks, in part, nothing, an error, an API server that does not answer, or never. The answers hold secrets. Counted:
@@ -33,8 +33,8 @@ from tests.agent.incidents.test_vendor_evidence import SECRET, Node
 from tests.agent.lives import approved, running
 from tests.agent.world import World
 
-DRAWS, SEED = 60, 1
-KINDS = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.QUARANTINE_GPU)
+DRAWS, SEED = 80, 2
+KINDS = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.QUARANTINE_GPU, ActionKind.OPEN_RMA)
 ANSWERS = ("whole", "in_part", "nothing", "error", "no_answer", "never")
 
 

@@ -25,6 +25,12 @@ it."""
 PEER, CABLE = "peer", "cable"
 """Facts of a port: the port at the other end of its link, as a subject, and the cable between, in words."""
 
+FABRIC_GUID = "fabric_guid"
+"""A fact of a GPU and of its NVLink ports: the GPU's GUID in the NVLink fabric, in lower case."""
+
+IMAGE_OF = "image of "
+"""Begins facts of a node: by DaemonSet that serves its GPUs, the image that runs."""
+
 SHOWS_HELD_ONLY = "shows_held_only"
 """A fact of a node, `yes` or `no`: its exporter leaves out GPUs that no pod holds."""
 
@@ -193,6 +199,13 @@ class Inventory:
     def facts(self, subject: Subject) -> dict[str, str]:
         """All that is known to display of a subject."""
         return dict(self._facts.get(subject, {}))
+
+    def described(self, *keys: str) -> list[tuple[Subject, dict[str, str]]]:
+        """Subjects of which any of these facts is known, with those facts."""
+        with self._lock:
+            every = [(subject, dict(facts)) for subject, facts in self._facts.items()]
+        found = ((subject, {key: facts[key] for key in keys if facts.get(key)}) for subject, facts in every)
+        return [(subject, facts) for subject, facts in found if facts]
 
     def parents(self, child: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
         return [

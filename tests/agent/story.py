@@ -14,6 +14,7 @@ from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
 from nightshift.agent.console.site import ConsoleParts, DaemonHealth
+from nightshift.agent.incidents.rollouts import Rollouts, VersionChange
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, Instant, Reason, SeriesIndex, SourceStatus
@@ -44,6 +45,8 @@ class Story:
         self.gpus = [Subject(SubjectKind.GPU, f"GPU-{i:08x}-aaaa") for i in range(16)]
         self._place()
         self._observe()
+        self.rollouts = Rollouts(self.store, self.inventory)
+        self.rollouts.changes = [VersionChange("gpu-n2", "driver", "565.57.01", "570.86.10", NOW_S - 86_400)]
         self.parts = ConsoleParts(
             store=self.store,
             gate=self.gate,
@@ -58,6 +61,7 @@ class Story:
             metrics_page=lambda: b"nightshift_ticks_total 1.0\n",
             cluster="prod-1",
             waiting=lambda: list(self.waiting),
+            rollouts=self.rollouts,
         )
 
     def _place(self) -> None:
@@ -65,7 +69,8 @@ class Story:
         for number, gpu in enumerate(self.gpus):
             node = Subject(SubjectKind.NODE, f"gpu-n{number // 8 + 1}")
             self.inventory.observe(gpu, node, NOW_S - 9999)
-            self.inventory.describe(gpu, index=str(number % 8), model="NVIDIA H200")
+            driver = "565.57.01" if number < 8 else "570.86.10"
+            self.inventory.describe(gpu, index=str(number % 8), model="NVIDIA H200", driver=driver)
         self.inventory.observe(self.gpus[4], pod, NOW_S - 9999)
         self.inventory.observe(BOX, pod, NOW_S - 9999)
         self.inventory.observe(RANK, pod, NOW_S - 9999)

@@ -139,3 +139,104 @@ def test_a_page_that_is_no_page_is_not_healthy() -> None:
     away = _collector({UFM: SourceError(Reason.TIMEOUT, "late")}).collect(NOW_S, Inventory(), 4.0)
     assert not away.sources[0].ok
     assert not away.frames
+
+
+SEL = "ipmi_sel_events_count_by_state"
+
+
+def _sel(up: int = 1, info: str = "", **counts: int) -> str:
+    """A page of ipmi_exporter with its collector `sel-events`; names in lower case are of its configuration."""
+    lines = [f'ipmi_up{{collector="sel-events"}} {up}', f'ipmi_fan_speed_state{{id="1",name="Fan1"}} 0{info}']
+    for name, count in counts.items():
+        by = f'{SEL}{{state="{name}"}}' if name[0].isupper() else f'ipmi_sel_events_count_by_name{{name="{name}"}}'
+        lines.append(f"{by} {count}")
+    return "\n".join(lines) + "\n"
+
+
+def test_an_event_log_that_grows_is_an_event_and_what_was_there_is_none() -> None:
+    looks = (
+        (_sel(Nominal=9, Critical=2, memory_ecc=2), None),  # the first look: all of it is old
+        (_sel(Nominal=10, Critical=2, memory_ecc=2), None),  # nothing grave came
+        (_sel(Nominal=10, Critical=3, memory_ecc=3), "Critical: memory_ecc"),
+        (_sel(up=0), None),  # the BMC did not answer for its log: it has not emptied it
+        (_sel(Nominal=10, Critical=3, memory_ecc=3), None),
+        (_sel(Nominal=1, memory_ecc=0), None),  # a person cleared it
+        (_sel(Nominal=1, Warning=2, memory_ecc=0), "Warning: 2 new entries, which ipmi_exporter does not name"),
+    )
+    pages: dict[str, Any] = {IPMI: ""}
+    collector, inventory = _collector(pages, nodes={IPMI: "n3"}), Inventory()
+    for number, (page, wanted) in enumerate(looks):
+        pages[IPMI] = page
+        batch = collector.collect(NOW_S + 30.0 * number, inventory, 4.0)
+        assert [event.record.text for event in batch.events] == ([f"BMC log {wanted}"] if wanted else [])
+        assert [event.record for event in batch.events] == list(batch.logs)
+    assert batch.events[0].node == Subject(SubjectKind.NODE, "n3")
+    assert batch.events[0].record.at.uncertainty_s == 30.0
+
+
+def test_a_bmc_tells_its_own_and_the_hosts_firmware() -> None:
+    told = '\nipmi_bmc_info{firmware_revision="1.66",manufacturer_id="Dell",system_firmware_version="N/A"} 1'
+    inventory = Inventory()
+    _collector({IPMI: _sel(info=told)}, nodes={IPMI: "n3"}).collect(NOW_S, inventory, 4.0)
+    assert inventory.facts(Subject(SubjectKind.NODE, "n3")) == {"bmc": "1.66"}
+
+
+GUID = "0xe1d04a69816f16bc"
+
+
+def _nvlink(downs: int, state: str = "ACT", guid: str = GUID, device: int = 2, heat: str = "0C") -> str:
+    """Both ends of an NVLink by NMX Telemetry, with the labels that NVIDIA's infra-controller reads of a GB200."""
+    both = f'topology_id="128", chassis_id="1820325172739", Cable_PN="NA", Cable_SN="NA", logical_state="{state}"'
+    gpu = (
+        f'Device_ID="GB100", port_label="GPUP10", device_num_on_tray="{device}", tray_index="17", '
+        f'Node_GUID="{guid}", node_description="GB100 Nvidia Technologies", Port_Number="11", '
+        f'link_partner_description="MF0;sw06:N5400_LD/U1", link_partner_node_guid="0x2c5e", '
+        f'link_partner_port_num="7{device}", Module_Temperature="{heat}", {both}'
+    )
+    switch = (
+        f'Device_ID="N5400_LD", port_label="acp7{device}", Node_GUID="0x2c5e", Port_Number="7{device}", '
+        f'node_description="MF0;sw06:N5400_LD/U1", FW_Version="35.2014.1866", '
+        f'link_partner_description="GB100 Nvidia Technologies", link_partner_node_guid="{guid}", '
+        f'link_partner_port_num="11", {both}'
+    )
+    ends = ((gpu, 1.0), (switch, 0.5))
+    stamp = int(1000 * NOW_S)
+    return "".join(
+        f"Link_Down{{{labels}}} {downs} {stamp}\nrx_power_lane_0{{{labels}}} {light} {stamp}\n"
+        for labels, light in ends
+    )
+
+
+def test_nvlink_ports_of_nmx_telemetry_are_of_their_gpus_and_switches() -> None:
+    url = "http://sw06:9352/xcset/nvlink_domain_telemetry"
+    pages = {url: _nvlink(3) + _nvlink(0, "DOWN", "0xe1d04a69816f16bd", 3, "71C")}
+    collector, inventory = _collector(pages), Inventory()
+    gpu = Subject(SubjectKind.GPU, "GPU-2")
+    inventory.observe(gpu, Subject(SubjectKind.NODE, "n17"), 0.0)
+    inventory.describe(gpu, fabric_guid="e1d04a69816f16bc")
+    frame = _frames(collector, inventory)[SubjectKind.NIC]
+    mine, other = _nic("1820325172739.tray17.gpu2/nvlink:11"), _nic("1820325172739.tray17.gpu3/nvlink:11")
+    ends = _nic("sw06/acp72"), _nic("sw06/acp73")
+    assert set(frame.index.subjects) == {mine, other, *ends}, "GPUs of one description are told apart"
+    assert [frame.value(port, "nic_link_down_total") for port in (mine, *ends)] == [3, 3, 0]
+    assert [frame.value(port, "nic_port_state") for port in (mine, other)] == [4, 1]
+    assert np.isnan(frame.value(mine, "nic_module_temperature_c"))  # a backplane has no module
+    assert frame.value(other, "nic_module_temperature_c") == 71
+    assert abs(frame.value(ends[0], "nic_rx_power_dbm") + 3.01) < 0.01  # half a milliwatt
+    assert [inventory.fact(port, PEER) for port in (mine, ends[1])] == [str(ends[0]), str(other)]
+    assert inventory.above(mine, SubjectKind.NODE, NOW_S) == Subject(SubjectKind.NODE, "n17")
+    assert inventory.above(other, SubjectKind.NODE, NOW_S) is None  # no GPU has said that it is this one
+    assert inventory.above(mine, SubjectKind.SWITCH, NOW_S) == Subject(SubjectKind.SWITCH, "sw06")
+    assert inventory.fact(Subject(SubjectKind.SWITCH, "sw06"), "firmware") == "35.2014.1866"
+
+
+def test_what_was_known_of_links_before_a_restart_counts_until_they_are_cabled_anew() -> None:
+    inventory, port = Inventory(), _nic("leaf1/9")
+    inventory.describe(port, peer="nic:spine1/1", cable="SN MT1")
+    pages: dict[str, Any] = {UFM: _port("leaf1", 9, 0, ',Cable_SN="MT1"')}
+    collector = _collector(pages)
+    _frames(collector, inventory)
+    assert inventory.fact(port, PEER) == "nic:spine1/1"
+    pages[UFM] = _port("leaf1", 9, 0, ',Cable_SN="MT2"')
+    _frames(collector, inventory)
+    assert not inventory.fact(port, PEER)

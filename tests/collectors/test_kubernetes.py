@@ -102,6 +102,23 @@ def test_no_plan_rests_on_a_node_whose_name_two_clusters_have(
         second.close()
 
 
+def test_the_image_of_a_daemon_that_serves_the_gpus_is_a_version_of_its_node(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    inventory, node = Inventory(), cluster.node()
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "device-plugin", "uid": "u", "controller": True}
+    for number, image in enumerate(("nvcr.io/k8s-device-plugin:v0.17.0", "nvcr.io/k8s-device-plugin:v0.18.0")):
+        spec = {"containers": [{"name": "main", "image": image}], "nodeName": node}
+        name = cluster.name(f"nvidia-device-plugin-{number}")
+        body = {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec}
+        cluster.core.create_namespaced_pod(cluster.namespace, body)
+        expected = {**inventory.facts(Subject(K.NODE, node)), "image of device-plugin": image}.items()
+        until(
+            lambda: collector.collect(time.time(), inventory, 5.0),
+            lambda expected=expected: expected <= inventory.facts(Subject(K.NODE, node)).items(),
+        )
+
+
 def test_a_jobs_own_uid_is_told_by_the_pods_that_it_made(cluster: Cluster, collector: KubernetesCollector) -> None:
     """Not by those of a job within a job set, whose uid is not the set's."""
     node, own, within = cluster.node(), cluster.owner(), cluster.owner()

@@ -52,6 +52,8 @@ node_network_carrier_down_changes_total{{device="eth0"}} {flaps}
 node_network_speed_bytes{{device="eth0"}} -125000
 node_infiniband_link_downed_total{{device="mlx5_0",port="1"}} 2
 node_infiniband_state_id{{device="mlx5_0",port="1"}} 4
+node_infiniband_info{{device="mlx5_0",board_id="MT_1",firmware_version="28.45.4028",hca_type="MT4129"}} 1
+node_infiniband_info{{device="veth1",firmware_version="1.0"}} 1
 node_disk_reads_completed_total{{device="nvme0n1"}} {reads}
 node_disk_read_time_seconds_total{{device="nvme0n1"}} {read_s}
 node_filesystem_avail_bytes{{device="/dev/nvme0n1",fstype="xfs",mountpoint="/data"}} 5e11
@@ -78,6 +80,7 @@ def test_nodes_ports_disks_and_mounts_are_rows_and_the_rest_is_left_out(opened: 
     assert math.isnan(frames[SubjectKind.NIC].value(nic("gpu-7/eth0"), "nic_speed_bytes_per_s"))
     assert frames[SubjectKind.DISK].value(disk("gpu-7:/data"), "disk_is_read_only") == 1
     assert not batch.sources[0].rejected
+    assert inventory.facts(NODE) == {"nic_firmware": "28.45.4028"}
     assert inventory.above(nic("gpu-7/mlx5_0:1"), SubjectKind.NODE, NOW) == NODE
     assert batch.sources[0].covers == (NODE,)
 

@@ -122,6 +122,33 @@ def test_new_log_entries_are_events_and_those_that_were_there_are_not() -> None:
     assert event.node == NODE
 
 
+@pytest.mark.parametrize(
+    ("message", "oem", "is_event"),
+    [
+        ("DIMM Failure - Uncorrectable Memory Error", {"Hpe": {"Categories": ["Hardware"]}}, True),
+        ("Server reset.", {"Hpe": {"Categories": ["Maintenance", "Administration"]}}, False),
+        ("The OS driver of slot 14 is missing", {"Hpe": {"Categories": ["Hardware", "Administration"]}}, False),
+        ("Power supply 1 is lost", {"Dell": {"Category": "System Health"}}, True),
+        ("A login failed", {"Dell": {"Category": "Audit"}}, False),
+        ("Uncorrectable ECC @DIMMB1", {"Supermicro": {"RawEventData": {}}}, True),
+        (None, {}, False),
+    ],
+)
+def test_an_entry_that_its_vendor_files_under_something_else_is_no_fault(
+    message: str | None, oem: dict[str, Any], is_event: bool
+) -> None:
+    bmc = Bmc("n1")
+    watch = Watch(bmc)
+    watch.run()
+    documents = bmc.documents()
+    (entries,) = [path for path in documents if path.endswith("/Entries")]
+    entry = {"@odata.type": "#LogEntry.v1_1_0.LogEntry", "Id": "1", "Severity": "Critical", "Oem": oem}
+    documents[entries] = {"Members": [{**entry, "Message": message}]}
+    bmc.documents = lambda: documents  # type: ignore[method-assign]
+    watch.run()
+    assert bool(watch.events) is is_event
+
+
 def test_a_clock_in_1970_moves_no_entry_out_of_its_walk() -> None:
     bmc = Bmc("n1", clock="1970-01-03T00:00:00Z")
     watch = Watch(bmc)

@@ -295,6 +295,7 @@ def only(batch: Batch) -> StepSeries:
 def test_new_steps_arrive_once_with_their_rank_and_relations(collector: Any, tmp_path: Path) -> None:
     log, of, inventory = tmp_path / "ml_job-3_trainer.log", collector(), Inventory()
     log.write_text(
+        "NCCL version 2.27.5+cuda12.8\nIt was compiled with NCCL version 2.29.2, but is running with another\n"
         "2026-11-21T13:00:00Z INFO rank=3 step=1 loss=2.5\n2026-11-21T13:00:01Z INFO rank=3 step=2 loss=2.4"
     )
     first = only(take(of, inventory))
@@ -306,6 +307,7 @@ def test_new_steps_arrive_once_with_their_rank_and_relations(collector: Any, tmp
     assert second.column("loss").tolist() == [2.4, math.inf]
     assert np.isnan(second.column("grad_norm")).all()
     assert take(of, inventory).steps == []
+    assert inventory.fact(Subject(SubjectKind.JOB, "ml/job"), "nccl") == "2.27.5"
     assert inventory.parents(RANK, NOW, SubjectKind.POD) == [Subject(SubjectKind.POD, "ml/job-3")]
     assert inventory.parents(RANK, NOW, SubjectKind.JOB) == [Subject(SubjectKind.JOB, "ml/job")]
 

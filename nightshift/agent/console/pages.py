@@ -100,6 +100,7 @@ class Pages:
             read=read_so_far,
             suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,
+            versions=self._parts.rollouts.of(incident, now_s) if self._parts.rollouts is not None else [],
             glance=incident_view.at_a_glance(incident, self._parts.gpu_hour_price()),
             charts=shown,
             cited=cited,

@@ -38,7 +38,7 @@ from nightshift.agent.store.reports import Reports, is_report
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.merge import Merger
-from nightshift.collectors.subject import Inventory, Membership
+from nightshift.collectors.subject import CABLE, PEER, Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, State
@@ -121,8 +121,9 @@ def _stamp(summary: IncidentSummary) -> tuple[object, ...]:
 
 
 HOUSEKEEPING_S = 60.0
-REMEMBER_RELATIONS_S = 7 * 86_400.0
-_OWED = "watch/owed"
+DAY_S = 86_400.0
+REMEMBER_RELATIONS_S = 7 * DAY_S
+_OWED, _LINKS = "watch/owed", "watch/links"
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ class Watch:
         self._known = KnownIncidents(store, RELAPSE_S)
         self._owed: dict[tuple[str, State], Finding] = {}
         self._stored_relations: set[Membership] = set()
+        self._links: dict[str, tuple[float, dict[str, str]]] = {}
+        """By port the day on which it was last seen, and what is known of its link."""
         self._tidied_s: float | None = None
         self._log = structlog.get_logger("watch")
 
@@ -170,6 +173,11 @@ class Watch:
         # a fault that is told of after a restart is placed by who held the GPU at its onset
         self.inventory.load(self._store.load_memberships(now_s - REMEMBER_RELATIONS_S))
         self._stored_relations = set(self.inventory.memberships())
+        links = self._store.recall(_LINKS)
+        for name, (day_s, facts) in (json.loads(links[1]) if links is not None else {}).items():
+            if day_s > now_s - REMEMBER_RELATIONS_S:
+                self._links[name] = day_s, facts
+                self.inventory.describe(Subject.parse(name), **facts)
         self.detection.restore(self._store.recall)
         owed = self._store.recall(_OWED)
         for text in json.loads(owed[1]) if owed is not None else []:
@@ -209,8 +217,17 @@ class Watch:
 
     def keep(self) -> None:
         """Stores what a restart needs: detectors' states, findings on their way, relations."""
-        self._store.keep(self.detection.snapshots() | self._owed_record(self._owed.values()))
+        self._store.keep(self.detection.snapshots() | self._owed_record(self._owed.values()) | self._new_links())
         self._keep_relations()
+
+    def _new_links(self) -> dict[str, bytes]:
+        """What is known of links, where that is news: a switch that is dead at the next start is on no page."""
+        frame, before = self.history.latest(SubjectKind.NIC), dict(self._links)
+        for port in frame.index.subjects if frame is not None else ():
+            facts = {name: text for name in (PEER, CABLE) if (text := self.inventory.fact(port, name))}
+            if facts and frame is not None:
+                self._links[str(port)] = frame.at_s // DAY_S * DAY_S, facts
+        return {_LINKS: json.dumps(self._links).encode()} if self._links != before else {}
 
     def _decide(self, at_s: float) -> list[CorrelationDecision]:
         """Correlates and stores what is owed: alarms before their ends, so that one which began and ended while the

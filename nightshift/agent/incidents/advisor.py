@@ -32,6 +32,7 @@ from nightshift.agent.rca.targets import at_issue, objection
 from nightshift.agent.rca.tool_servers import ToolServers
 from nightshift.agent.store.diagnosis import Answer, Confidence, Diagnosis, Reading
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of, plan_name
+from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.history import History
 from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.subject import SITE, Inventory, Subject, SubjectKind
@@ -147,6 +148,7 @@ class Advisor:
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
     rollout: Callable[[Incident], Mapping[str, Any] | None] = lambda _: None
+    versions: Callable[[Incident], Sequence[LogRecord]] = lambda _: ()
     limits: EvidenceLimits = field(default_factory=EvidenceLimits)
     ladder: RepairLadder = field(default_factory=RepairLadder)
     redact: Callable[[str], str] | None = None
@@ -165,7 +167,8 @@ class Advisor:
     def _bundle(self, incident: Incident) -> Bundle:
         found, past = at_issue(incident), list(self.past(incident))
         parts = found, self.history, self.inventory, self.now_s(), past, self.limits
-        return gather(*parts, redact=self.redact, rollout=self.rollout(incident))
+        rollout, versions = self.rollout(incident), self.versions(incident)
+        return gather(*parts, redact=self.redact, rollout=rollout, versions=versions)
 
     def brief(self, incident: Incident, characters: int, bundle: Bundle | None = None) -> Brief:
         """The first message of a request about an incident, within so many characters."""

@@ -74,9 +74,9 @@ def lemons(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
     if not names:
         return {}
     days, failures = np.array([counts[name] for name in names]).T
-    rate = peer_rate(days, failures)
-    rare = rate.tail(days, failures) * len(names) < FALSE_PER_MONTH
-    return {names[i]: rate.mean for i in np.flatnonzero(rare & (failures >= LEAST_FAILURES))}
+    rate, asked = peer_rate(days, failures), np.flatnonzero(failures >= LEAST_FAILURES)
+    rare = rate.tail(days[asked], failures[asked]) * len(names) < FALSE_PER_MONTH
+    return {names[i]: rate.mean for i in asked[rare].tolist()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class Lemons:
             job, node = self._inventory.nearest(gpu, (SubjectKind.JOB, SubjectKind.NODE), now_s)
             if job is not None:
                 links = self._inventory.children(gpu, now_s, SubjectKind.LINK)
-                ports = self._inventory.children(node, now_s, SubjectKind.NIC) if node is not None else []
+                owners = [gpu] if node is None else [gpu, node]
+                ports = [port for one in owners for port in self._inventory.children(one, now_s, SubjectKind.NIC)]
                 for unit in (*self._units(gpu, now_s), *map(str, (*links, *ports))):
                     self._used[unit].add(today)
         self._charge(now_s)

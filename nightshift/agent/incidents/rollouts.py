@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,24 +26,29 @@ from nightshift.agent.store.incident_store import Store, number_of
 from nightshift.agent.store.records import load
 from nightshift.agent.store.tables import findings
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.subject import IMAGE_OF, Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding
 from nightshift.detectors.tails import binomial_tail
 
 EVERY_S, DAY_S = 300.0, 86_400.0
 COMPARED_S, REMEMBERED_S = 14 * DAY_S, 28 * DAY_S
+MOST_LINES = 50
 LEAST_NODES = 3
 """So many changed nodes must fail: two are a coincidence."""
 CHANCE = 1e-6
 """Blamed by chance, per incident and candidate. It is asked again at each incident, so it must be rare."""
-OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda", "bios", "bmc")
-OF_GPU = ("driver", "vbios")
-OF_SWITCH = "switch_firmware"
+OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda", "bios", "bmc", "nic_firmware")
+OF_GPU, OF_JOB = ("driver", "vbios"), ("nccl",)
+OF_SWITCH, OF_PORTS = "switch_firmware", "nic_firmware"
+"""Facts of a node, of its GPUs and of the jobs on them; of the switches that its ports lead to, and of the ports.
+Beside them a node's `IMAGE_OF`. A job's own image is no version of a node: it changes with every job."""
 _KEPT = "rollouts"
 _NUMBER = re.compile(r"\d+")
 _NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|bios|bmc|nccl|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
 
 
+@lru_cache(maxsize=4096)
 def spelled(version: str) -> str:
     """One spelling of a version: without case, prefix, blanks and leading zeros.
 
@@ -90,28 +96,45 @@ def blamed(
     """The rollout that a fault on a node began with, or None. `failures`: (node, onset) of incidents of that fault
     in the compared time, this one among them. Decides purely."""
     start_s, fleet = at_s - COMPARED_S, set(nodes) | {name for name, _ in failures}
-    rollouts: dict[tuple[str, str], dict[str, VersionChange]] = defaultdict(dict)
-    for change in changes:
-        if start_s <= change.at_s <= at_s:
-            rollouts[change.component, spelled(change.after)][change.node] = change
-    found: list[tuple[Blame, VersionChange | None]] = []
+    rollouts = _stays([change for change in changes if start_s <= change.at_s <= at_s], at_s)
+    found: list[tuple[Blame, bool]] = []
     for reached in rollouts.values():
-        after = [name for name, t_s in failures if name in reached and t_s >= reached[name].at_s]
-        changed_s = sum(at_s - change.at_s for change in reached.values())
+        after = [name for name, t_s in failures if name in reached and _is_within(reached[name], t_s)]
+        changed_s = sum(until_s - change.at_s for stays in reached.values() for change, until_s in stays)
         share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
         # as many or more of the failures, by chance: the binomial's tail
         tail = binomial_tail(len(after), len(failures), min(share, 1.0))
         chance = tail * len(rollouts)
         if len(set(after)) >= LEAST_NODES and chance < CHANCE:
-            first = min(reached.values(), key=lambda change: change.at_s)
+            first = min((change for stays in reached.values() for change, _ in stays), key=lambda one: one.at_s)
             others = {name for name, _ in failures} - set(after)
             counts = len(reached), len(set(after)), len(fleet) - len(reached), len(others)
             blame = Blame(first.component, first.after, first.before, *counts, first.at_s, chance)
-            found.append((blame, reached.get(node)))
+            # a fault that was there before the change did not begin with it
+            found.append((blame, _is_within(reached.get(node, ()), onset_s)))
     # the one that explains most: a harmless version beside it reached some of the same nodes
-    best, mine = min(found, key=lambda pair: pair[0].chance, default=(None, None))
-    # a fault that was there before the change did not begin with it
-    return best if mine is not None and mine.at_s <= onset_s else None
+    best, is_mine = min(found, key=lambda pair: pair[0].chance, default=(None, False))
+    return best if is_mine else None
+
+
+Stays = dict[str, list[tuple[VersionChange, float]]]
+"""By node: changes to one version, each with the time (Unix s) until which the node had it."""
+
+
+def _stays(changes: Iterable[VersionChange], at_s: float) -> dict[tuple[str, str], Stays]:
+    """By component and version how long each node had it: a version that was taken back counts until then."""
+    found: dict[tuple[str, str], Stays] = defaultdict(lambda: defaultdict(list))
+    next_s: dict[tuple[str, str], float] = {}
+    for change in sorted(changes, key=lambda one: one.at_s, reverse=True):
+        place = change.node, change.component
+        found[change.component, spelled(change.after)][change.node].append((change, next_s.get(place, at_s)))
+        next_s[place] = change.at_s
+    return found
+
+
+def _is_within(stays: Iterable[tuple[VersionChange, float]], t_s: float) -> bool:
+    # the end counts: it is the time of this look where the node has the version still
+    return any(change.at_s <= t_s <= until_s for change, until_s in stays)
 
 
 class Rollouts:
@@ -161,18 +184,43 @@ class Rollouts:
         found: dict[str, dict[str, str]] = {}
         for node in self._inventory.subjects(SubjectKind.NODE, now_s):
             facts = self._inventory.facts(node)
-            mine = {name: facts[name] for name in OF_NODE if facts.get(name)}
-            gpus = [self._inventory.facts(gpu) for gpu in self._inventory.gpus(node, now_s)]
-            for name in OF_GPU:
-                if values := sorted({gpu[name] for gpu in gpus if gpu.get(name)}):
-                    mine[name] = ", ".join(values)
+            mine = {
+                name: text
+                for name, text in facts.items()
+                if text and (name in OF_NODE or name.startswith(IMAGE_OF))
+            }
+            gpus = self._inventory.children(node, now_s, SubjectKind.GPU)
+            jobs = {self._inventory.above(gpu, SubjectKind.JOB, now_s) for gpu in gpus}
             ports = self._inventory.children(node, now_s, SubjectKind.NIC)
             switches = {self._inventory.above(port, SubjectKind.SWITCH, now_s) for port in ports}
-            told = {self._inventory.fact(switch, "firmware") for switch in switches if switch is not None}
-            if names := sorted(version for version in told if version):
-                mine[OF_SWITCH] = ", ".join(names)
+            rows = [(name, name, gpus) for name in OF_GPU] + [(name, name, jobs) for name in OF_JOB]
+            for component, fact, owners in (
+                *rows,
+                (OF_SWITCH, "firmware", switches),
+                (OF_PORTS, "firmware", ports),
+            ):
+                told = {self._inventory.fact(owner, fact) for owner in owners if owner is not None}
+                if versions := sorted(version for version in told if version):
+                    mine.setdefault(component, ", ".join(versions))
             found[node.name] = mine
         return found
+
+    def of(self, incident: Incident, now_s: float) -> list[VersionChange]:
+        """What changed on the nodes of an incident, in the compared time before its onset and since."""
+        found = findings_of(incident)
+        start_s = min(one.since.t_s for one in found) - COMPARED_S
+        nodes = {self._node_of(one.subject, t_s) for one in found for t_s in (one.since.t_s, now_s)}
+        return [change for change in self.changes if change.node in nodes and change.at_s >= start_s]
+
+    def lines(self, incident: Incident, now_s: float) -> list[LogRecord]:
+        """The same as lines, the newest `MOST_LINES`: evidence of what changed, whatever the fault began with."""
+        return [
+            LogRecord(
+                Instant(change.at_s, EVERY_S), "versions", Subject(SubjectKind.NODE, change.node), text, number
+            )
+            for number, change in enumerate(self.of(incident, now_s)[-MOST_LINES:])
+            for text in (f"{change.component} of {change.node} changed from {change.before} to {change.after}",)
+        ]
 
     def minorities(self, now_s: float) -> list[tuple[str, str, int, list[str]]]:
         """(component, version, count of nodes, their names where another version has more nodes)."""

@@ -60,7 +60,7 @@ TABLE: tuple[BriefRow, ...] = (
     BriefRow(("job_log",), 0.16, 3500),  # stacks, torchrun's root cause
     BriefRow(("condensed",), 0.10, 3000),  # the lines that matter of all ranks
     BriefRow(("events", "slurm", "alerts"), 0.10, 2000),  # events, conditions and other rules' alerts
-    BriefRow(("rollout", "changes", "learning_rate"), 0.06, 1500),  # what changed lately
+    BriefRow(("rollout", "versions", "changes", "learning_rate"), 0.06, 1500),  # what changed lately
     BriefRow(("departure", "storage", "victims", "checkpoints", "log_state"), 0.04, 400),
     BriefRow(("topology",), 0.04, 1000),  # where it sits, and its neighbours
     BriefRow(("past", "looked_up"), 0.06, 1200),  # incidents like this one

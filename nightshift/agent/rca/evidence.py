@@ -177,12 +177,15 @@ def gather(
     limits: EvidenceLimits | None = None,
     redact: Callable[[str], str] | None = None,
     rollout: Mapping[str, Any] | None = None,
+    versions: Sequence[LogRecord] = (),
 ) -> Bundle:
     """The evidence for an incident with these findings, as of `at_s` (Unix s). `redact` rewrites log text before it
-    is stored; `rollout`: what the fault began with, where that is known."""
+    is stored; `rollout`: what the fault began with, where that is known; `versions`: which ones changed there."""
     ledger = EvidenceLedger(limits or EvidenceLimits(), first_cause(findings).since.t_s, at_s, redact or as_it_is)
     if rollout:
         ledger.facts(("rollout", ""), "version inventory", "changes by node", "the rollout it began with", rollout)
+    if versions:
+        ledger.log(("versions", ""), versions, "versions that changed on these nodes in the two weeks before")
     return _Gatherer(findings, history, inventory, ledger).gather(past)
 
 

@@ -104,6 +104,7 @@ class Practice:
             begun=self._begun,
             past=self._past,
             rollout=lambda incident: self.rollouts.before(incident, self._clock.now_s()),
+            versions=lambda incident: self.rollouts.lines(incident, self._clock.now_s()),
             redact=redact,
             # Without a model the rules diagnose alone, and nothing leaves the cluster.
             investigate=None if model is None else Investigator(model, redact, heed=self._spent),

@@ -34,7 +34,7 @@ from nightshift.collectors.kubernetes.states import (
     written,
 )
 from nightshift.collectors.shared_settings import completed, stated_once
-from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import IMAGE_OF, TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.topology import CLIQUE_LABEL, RACK_LABEL
@@ -172,6 +172,8 @@ class KubernetesCollector:
             lines += self._said("Node", name, {}, self._of_node(name, node), now_s)
         for name, pod in self._pods.take().items():
             self._place_pod(name, pod if pod and pod.placed else None, inventory, now_s)
+            if pod and pod.infra and pod.node and (image := dict(pod.facts)["image"]):
+                inventory.describe(Subject(_K.NODE, pod.node), **{IMAGE_OF + pod.infra: image})
             lines += self._said("Pod", name, _facts_of(pod, name), pod.troubles if pod else (), now_s)
         for kind, jobs in self._jobs.items():
             for name, troubles in jobs.take().items():
@@ -290,6 +292,8 @@ class KubernetesCollector:
             OPT_OUT: _opted_out(meta),
             **_recipe(spec),
         }
+        if infra and meta.get("deletionTimestamp"):
+            facts["image"] = ""  # its successor's counts, which may be there already
         name = job or owner.get("name")
         # a pod of a ReplicaSet or of a job that is being deleted does not tell the uid of the job to come
         is_its_own = owner.get("name") == name and not meta.get("deletionTimestamp")

@@ -24,7 +24,8 @@ from pydantic.json_schema import SkipJsonSchema
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.shared_settings import stated_once
-from nightshift.collectors.subject import SHOWS_HELD_ONLY, Subject, SubjectKind
+from nightshift.collectors.subject import FABRIC_GUID, SHOWS_HELD_ONLY, Subject, SubjectKind
+from nightshift.collectors.telemetry.equipment import plain_guid
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.gauge_events import EXPORTED
 from nightshift.collectors.telemetry.metrics import BOARD, NVIDIA_SMI, of_kind
@@ -251,6 +252,7 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
         "vbios": labels.get("DCGM_FI_DEV_VBIOS_VERSION", ""),
         PCI_FACT: address,
         FABRIC: _fabric(labels),
+        FABRIC_GUID: plain_guid(labels.get("DCGM_FI_DEV_PLATFORM_INFINIBAND_GUID", "")),
     }
     return {key: _plain(value) for key, value in known.items() if value}
 

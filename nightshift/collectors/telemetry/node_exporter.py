@@ -102,12 +102,26 @@ class NodeExporterCollector(PageCollector):
             layout,
             [cells(kind, found) for kind, found in entries.items()],
             relations,
-            {},
+            {here: firmware} if (firmware := self._firmware(layout)) else {},
             (here,),
             dict(rejected),
             (here, clock),
             None if boot is None else (subjects, boot),
         )
+
+    def _firmware(self, layout: Layout) -> dict[str, str]:
+        """The versions that the node's adapters run: by its InfiniBand collector, else by its ethtool collector."""
+        for name in ("node_infiniband_info", "node_ethtool_info"):
+            found = {
+                version
+                for series in layout.series
+                if series.name == name and not self._devices.fullmatch(series.label("device"))
+                and (version := series.label("firmware_version").strip()) not in ("", "N/A")
+                and version.isprintable()
+            }  # fmt: skip
+            if found:
+                return {"nic_firmware": ", ".join(sorted(found))[:200]}
+        return {}
 
     def _subject(self, kind: SubjectKind, series: Series, here: Subject) -> Subject | None:
         """Whom a series is of, or None where it is left out. Raises ValueError where its labels name nothing."""

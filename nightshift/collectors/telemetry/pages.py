@@ -88,6 +88,8 @@ class PagePlan:
     """Samples that count errors of a GPU: position, GPU, metric, labels."""
     gpus: tuple[Subject, ...] = ()
     """Every GPU that the page shows."""
+    counts: Sequence[tuple[int, str, str]] = ()
+    """Samples that count entries of a node's hardware log: position, severity, name."""
 
 
 @dataclass
@@ -169,6 +171,10 @@ class PageCollector(ABC):
         """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
         return page.values, page.times_s
 
+    def logged(self, source: Subject, plan: PagePlan, page: Page, now_s: float) -> list[KernelEvent]:
+        """Events that a page counts beside its GPUs' errors."""
+        return []
+
     def close(self) -> None:
         self._fetcher.close()
 
@@ -188,8 +194,9 @@ class PageCollector(ABC):
         self._look_at_clocks(source, plan, page, answer)
         counted = [(gpu, name, labels, float(page.values[at])) for at, gpu, name, labels in plan.errors]
         self._events += self._exported.take(counted, inventory, now_s, plan.gpus)
+        self._events += self.logged(source.subject, plan, page, now_s)
         values, times_s = self.shaped(plan, page, now_s)
-        used = 0
+        used = len(plan.counts)
         for where in plan.cells:
             used += len(where.position)
             rows = self._rows[where.kind]

@@ -25,18 +25,17 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.frame import Frame, Instant, Reason, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, SourceError
-from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.telemetry.equipment import sort_of
+from nightshift.collectors.telemetry.equipment import bmc_entry, sort_of
 from nightshift.collectors.telemetry.metrics import of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageSettings, source_subject
 from nightshift.collectors.telemetry.rows import Rows, cells
 from nightshift.collectors.tick import Batch
 
 ROOT = "/redfish/v1/"
-MESSAGE = "bmc_log"
 WALK_S, WHOLE_S = 60.0, 3600.0
 """A walk begins so long after the last one did (s); a whole one once an hour. Between, only documents are read that
 told something: a GB300 tray's BMC has 250, and parts are in few of them."""
@@ -45,6 +44,8 @@ AT_ONCE = 4
 MOST_DOCUMENTS = 400
 _MAX_BYTES = 4 * 2**20
 _HEALTH = {"OK": 0.0, "Warning": 1.0, "Critical": 2.0}
+_HARDWARE, _OFFICE = frozenset({"Hardware", "System Health", "Storage"}), "Administration"
+"""How vendors sort the entries of one log: HPE by `Categories`, Dell by `Category`."""
 _ABSENT = frozenset({"Absent", "Disabled", "StandbyOffline", "UnavailableOffline"})
 _CLOCK_OFF_S = 3600.0
 _PART = SubjectKind.PART
@@ -289,17 +290,14 @@ class RedfishCollector:
         self, bmc: _Bmc, node: Subject, document: Mapping[str, Any], since_s: float, now_s: float
     ) -> KernelEvent | None:
         severity = str(document.get("Severity", ""))
-        if severity not in ("Warning", "Critical"):
+        if severity not in ("Warning", "Critical") or not document.get("Message") or not _is_of_hardware(document):
             return None
         stamped_s = _unix(document.get("Created"))
         at_s = now_s if stamped_s is None else stamped_s - bmc.clock_off_s
         at_s = min(max(at_s, since_s), now_s)
-        said = " ".join(str(document.get("Message") or document.get("Name") or "").split())[:300]
+        said = " ".join(str(document["Message"]).split())[:300]
         self._count += 1
-        text = f"BMC log {severity}: {said}"
-        record = LogRecord(Instant(at_s, now_s - since_s), bmc.source.name, node, text, self._count)
-        attributes = {"message": MESSAGE, "severity": severity, "bmc_says": said[:200]}
-        return KernelEvent(KernelEventKind.MESSAGE, record, node, attributes=attributes)
+        return bmc_entry(bmc.source, node, severity, said, Instant(at_s, now_s - since_s), self._count)
 
     def _tell(self, bmc: _Bmc, now_s: float) -> None:
         """Puts what the last walk found into the frame, as of then: what is too old is refused there."""
@@ -335,6 +333,18 @@ class _Unverified(Fetcher):
         context = super()._new_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+
+def _is_of_hardware(document: Mapping[str, Any]) -> bool:
+    """Whether a log's entry is of the machine, where its vendor says so: an iLO warns of logins, settings and every
+    reset of the server, too."""
+    oem = document.get("Oem")
+    for own in oem.values() if isinstance(oem, dict) else ():
+        told = own.get("Categories") or own.get("Category") if isinstance(own, dict) else None
+        sorts = {str(sort) for sort in (told if isinstance(told, list) else [told] if told else [])}
+        if sorts:
+            return bool(sorts & _HARDWARE) and _OFFICE not in sorts
+    return True
 
 
 def _document(answer: HttpResponse) -> dict[str, Any]:

@@ -701,6 +701,7 @@ _NCCL_STATUS = re.compile(
 _NCCL_DUMP = re.compile(
     r"[Rr]eceived a dump signal.*? from (?:this local rank|rank (\d{1,6}))|FlightRecorder|flight recorder"
 )
+_NCCL_VERSION = re.compile(r"(?:^|\s)NCCL version (\d{1,3}(?:\.\d{1,4}){1,3})\+cuda\d")
 # Beyond this a counter was never set: an old release prints uninitialised memory.
 _NEVER_SET = 2**40
 
@@ -760,6 +761,17 @@ def read_nccl_line(text: str) -> NcclLine | None:
         _work_number(status, 2),
         dumps,
     )
+
+
+def read_nccl_version(text: str) -> str | None:
+    """The version that NCCL's first rank prints at its start (`NCCL_DEBUG=VERSION`); None where a line has none. Of
+    an error message's versions none is read: they may be of what the job was compiled with.
+
+    >>> read_nccl_version("(WorkerDict pid=295552) NCCL version 2.27.5+cuda12.8")
+    '2.27.5'
+    """
+    match = _NCCL_VERSION.search(text) if "NCCL version" in text else None
+    return None if match is None else match[1]
 
 
 def _whole(match: re.Match[str] | None, *groups: int) -> int | None:

@@ -29,7 +29,15 @@ from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.hang_dumps import FILE_PATTERN, DumpError, as_line
 from nightshift.collectors.training.hang_dumps import MAX_BYTES as MAX_DUMP_BYTES
-from nightshift.collectors.training.line import CRI, LinePattern, NcclLine, TrainerLine, read_line, read_nccl_line
+from nightshift.collectors.training.line import (
+    CRI,
+    LinePattern,
+    NcclLine,
+    TrainerLine,
+    read_line,
+    read_nccl_line,
+    read_nccl_version,
+)
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject, rank_of
 
 FILE_PATTERNS = (
@@ -434,6 +442,9 @@ class TrainingLogsCollector:
         file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
         for offset, text, read_as in told:
             nccl = read_nccl_line(text) if "NCCL" in text else None
+            if (version := read_nccl_version(text)) is not None:
+                job = inventory.above(file.pod, SubjectKind.JOB, now_s) or file.job
+                inventory.describe(job, nccl=version)
             line = _placed(file, read_as, nccl)
             t_s = _time_of(line, file.zone_s, now_s, rejected)
             subject = self._subject(file, line, inventory, now_s)

@@ -308,7 +308,7 @@ def _other_switch(port: Subject, at_s: float, inventory: Inventory) -> Subject |
     if ":" in port.name.rpartition("/")[2]:
         return inventory.above(port, _SWITCH, at_s)
     peer = inventory.fact(port, PEER)
-    if peer is None or ":" in peer.rpartition("/")[2]:
+    if not peer or ":" in peer.rpartition("/")[2]:
         return None
     return Subject(_SWITCH, Subject.parse(peer).name.rpartition("/")[0])
 
@@ -327,7 +327,7 @@ def end_facts(port: Subject, inventory: Inventory) -> dict[str, float | str]:
     """What is known of a port's link: `covers` makes the other end part of where the fault is."""
     peer, cable = inventory.fact(port, PEER), inventory.fact(port, CABLE)
     facts: dict[str, float | str] = {} if cable is None else {"cable": cable}
-    return facts if peer is None else facts | {"other_end": peer.partition(":")[2], "covers": peer}
+    return facts if not peer else facts | {"other_end": peer.partition(":")[2], "covers": peer}
 
 
 def end_words(port: Subject, inventory: Inventory) -> str:

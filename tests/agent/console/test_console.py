@@ -398,3 +398,15 @@ def test_given_secrets_are_taken_as_they_are_and_never_made(tmp_path: Path) -> N
     with pytest.raises(Permanent, match="mode 0440"):
         console_key(tmp_path, given)
     assert list(tmp_path.iterdir()) == [given]
+
+
+def test_changed_versions_stand_on_the_timeline_and_the_minority_is_named(web: httpx.Client, story: Story) -> None:
+    name = story.store.open_incident("lost", [story.finding(Fault.GPU_LOST, story.gpus[9])])
+    sign_in(web)
+    timeline = web.get(f"/incidents/{name}").text.partition('class="timeline"')[2]
+    assert "565.57.01 → 570.86.10" in timeline.partition("<b>Onset</b>")[0], "it changed a day before"
+    assert "Driver changed" in timeline
+    assert timeline.count(" changed</b>") == 1
+    other = story.store.open_incident("lost", [story.finding(Fault.GPU_LOST, story.gpus[0])])
+    assert " changed</b>" not in web.get(f"/incidents/{other}").text, "another node"
+    assert "570.86.10" in web.get("/versions").text

@@ -60,6 +60,18 @@ def test_it_is_not_blamed_without_that_evidence() -> None:
     assert blamed(young, failures, NODES, "n50", AT_S, AT_S) is None, "the node was not changed"
 
 
+def test_a_version_that_was_taken_back_is_blamed_for_what_came_before_that_alone() -> None:
+    out = changes(20, AT_S - 4 * DAY_S)
+    back = [VersionChange(name, "driver", "570.1", "565.3", AT_S - 2 * DAY_S) for name in NODES[:20]]
+    during = [(name, AT_S - 3 * DAY_S) for name in NODES[:5]]
+    found = blamed([*out, *back], during, NODES, "n0", AT_S - 3 * DAY_S, AT_S)
+    assert found is not None
+    assert found.version == "570.1"
+    late = [(name, AT_S - DAY_S) for name in NODES[:5]]
+    found = blamed([*out, *back], late, NODES, "n0", AT_S - DAY_S, AT_S)
+    assert found is None or found.version == "565.3", "the nodes run the former version again"
+
+
 @pytest.fixture
 def store(sqlite_url: str, clock: ManualClock) -> Iterator[Store]:
     made = Store(sqlite_url, clock)
@@ -95,20 +107,35 @@ def test_the_diagnosis_names_it_and_a_restart_forgets_nothing(store: Store, cloc
         clock.advance(3600.0)
         found = a_finding(Fault.GPU_LOST, Subject(K.GPU, f"GPU-{name}"), at_s=clock.now_s(), since_s=clock.now_s())
         opened.append(store.open_incident("lost", [found]))
-    advisor = Advisor(History(), inventory, (), None, clock.now_s, rollout=lambda i: again.before(i, clock.now_s()))
+    advisor = Advisor(
+        *(History(), inventory, (), None, clock.now_s),
+        rollout=lambda i: again.before(i, clock.now_s()),
+        versions=lambda i: again.lines(i, clock.now_s()),
+    )
     told = advisor.diagnose(store.incident(opened[-1]))
     assert "began with the rollout of 570.1" in told.headline
     (said,) = [claim.sentence for claim in told.claims if "rollout" in claim.sentence]
     assert "driver 570.1 (from 565.3); 5 of 12 changed nodes failed alike after it, 0 of 88 others" in said
+    (stood,) = [item.content for item in told.evidence if item.source == "versions"]
+    assert stood.endswith(b"driver of n4 changed from 565.3 to 570.1\n")
+    assert stood.count(b"\n") == 1, "other nodes' changes are no matter of this incident"
     other = store.open_incident(
         "lost", [a_finding(Fault.GPU_LOST, Subject(K.GPU, "GPU-n77"), since_s=clock.now_s())]
     )
     assert "rollout" not in advisor.diagnose(store.incident(other)).headline
 
 
-def test_firmware_of_a_bmc_and_of_the_switches_is_compared(sqlite_url: str) -> None:
+def test_firmware_nccl_and_images_of_daemons_are_compared(sqlite_url: str) -> None:
     inventory = Inventory()
-    node, leaf = Subject(K.NODE, "n1"), Subject(K.SWITCH, "leaf1")
+    node, leaf, gpu, job = (
+        *(Subject(K.NODE, "n1"), Subject(K.SWITCH, "leaf1")),
+        *(Subject(K.GPU, "GPU-1"), Subject(K.JOB, "ml/llm")),
+    )
+    for child, parent in ((gpu, node), (gpu, Subject(K.POD, "ml/llm-0")), (Subject(K.POD, "ml/llm-0"), job)):
+        inventory.observe(child, parent, 0.0)
+    inventory.describe(job, nccl="2.27.5", image="reg/llm:7")
+    inventory.describe(node, **{"image of device-plugin": "nvcr.io/k8s-device-plugin:v0.17.0"})
+    inventory.describe(Subject(K.NIC, "n1/mlx5_0:1"), firmware="28.45.4028")
     for port in (Subject(K.NIC, "n1/mlx5_0:1"), Subject(K.NIC, "n1/mlx5_1:1")):
         inventory.observe(port, node, 0.0)
         inventory.observe(port, leaf, 0.0)
@@ -117,4 +144,7 @@ def test_firmware_of_a_bmc_and_of_the_switches_is_compared(sqlite_url: str) -> N
     store = Store(sqlite_url, ManualClock())
     versions = Rollouts(store, inventory).versions(10.0)
     store.close()
-    assert versions["n1"] == {"bios": "2.4.1", "bmc": "1.13.0", "switch_firmware": "31.2012.1024"}
+    assert versions["n1"] == {
+        "bios": "2.4.1", "bmc": "1.13.0", "switch_firmware": "31.2012.1024", "nic_firmware": "28.45.4028",
+        "nccl": "2.27.5", "image of device-plugin": "nvcr.io/k8s-device-plugin:v0.17.0",
+    }  # fmt: skip
