@@ -27,7 +27,7 @@ import structlog
 import yaml
 
 from benchmarks.detect_held_out import commit
-from benchmarks.report import RESULTS, write
+from benchmarks.report import write
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.settings import load
@@ -263,36 +263,20 @@ def _concerns(app: App, finding: Finding, rack: int) -> bool:
     return above or finding.subject.name.startswith(f"{place.name}-")
 
 
-def figures_of(draws: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the draws of one kind: how many are right, and each."""
-    right = [d["incidents"] == d["plans"] == 1 and d["right_nodes"] for d in draws]
-    return {
-        "commit": commit(),
-        "draws": len(draws),
-        "one_incident": sum(d["incidents"] == 1 for d in draws),
-        "one_plan": sum(d["plans"] == 1 for d in draws),
-        "right_nodes": sum(d["right_nodes"] for d in draws),
-        "right": sum(right),
-        "each": draws,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kind", choices=KINDS, help="these draws alone; keeps the others' figures")
-    only = parser.parse_args().kind
+    parser.add_argument("--kind", choices=KINDS, help="these draws alone; writes no file")
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    file = RESULTS / "racks.json"
-    kinds = json.loads(file.read_text())["results"]["kinds"] if file.exists() else {}
-    for kind in KINDS if only is None else (only,):
-        draws = []
-        for number in range(DRAWS):
+    draws = []
+    for kind in KINDS if options.kind is None else (options.kind,):
+        for number in range(options.draws):
             with tempfile.TemporaryDirectory() as folder:
                 draws.append(draw(kind, SEED * 1000 + number, Path(folder)))
             print(draws[-1], flush=True)
-        kinds[kind] = figures_of(draws)
-        whole = {name: kinds[name] for name in KINDS if name in kinds}
-        write("racks", {"racks": RACKS, "nodes": NODES, "gpus": GPUS, "kinds": whole})
+    if options.kind is None:
+        write("racks", {"commit": commit(), "racks": RACKS, "nodes": NODES, "gpus": GPUS, "draws": draws})
 
 
 if __name__ == "__main__":
