@@ -1,5 +1,6 @@
 """Racks from a file: which nodes, which parts serve them, and which nodes are spares.
 
+    spare_share: 0.05
     racks:
       r7:
         nodes: [gpu-r7-00, gpu-r7-01]
@@ -8,7 +9,8 @@
           r7-shelf-1: {kind: power_shelf, feeds: [gpu-r7-00]}
           r7-switch-3: {kind: switch_tray}
 
-A part's name is the one under which its BMC is configured. The file outweighs labels. Where labels contradict the
+`spare_share`: the share of all nodes to be kept as warm spares (`controllers.playbooks.spares`). A part's name is
+the one under which its BMC is configured. The file outweighs labels. Where labels contradict the
 file, or the GPUs' own fabric, nothing is done to the node (`conflict`).
 """
 
@@ -31,6 +33,10 @@ AUTHORITY = 2
 PART, FEEDS, SPARE, MEMBERS = "rack_part", "feeds", "spare", "members"
 RACK_LABEL, CLIQUE_LABEL, FABRIC = "rack_label", "clique_label", "fabric"
 """Facts of a node (what its labels say), and of a GPU: `cluster UUID.clique`, as its driver says."""
+SPARE_SHARE = "spare_share"
+"""A fact of the cluster: the stated share of nodes that are kept as warm spares."""
+SPARE_TAINT = "nightshift.dev/spare"
+"""Key of the taint that keeps a warm spare free."""
 POWER_SHELF, SWITCH_TRAY, COOLANT = "power_shelf", "switch_tray", "coolant"
 _K = SubjectKind
 
@@ -62,6 +68,7 @@ class Rack(BaseModel):
 class TopologyFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    spare_share: float = Field(0.0, ge=0, lt=1)
     racks: Mapping[str, Rack]
 
     @model_validator(mode="after")
@@ -132,6 +139,7 @@ class TopologyCollector:
         """Nothing is held open."""
 
     def _take(self, told: TopologyFile, inventory: Inventory, now_s: float) -> None:
+        inventory.describe(inventory.cluster, **{SPARE_SHARE: str(told.spare_share)})
         relations = set(_relations(told, inventory))
         inventory.exchange(self._held, relations, now_s, AUTHORITY)
         self._held = relations

@@ -45,6 +45,10 @@ class ActionKind(StrEnum):
     """Drain the nodes of one rack that a failed part of it serves, in one plan."""
     RESET_GPU = "reset_gpu"
     REBOOT_NODE = "reboot_node"
+    START_MAINTENANCE = "start_maintenance"
+    """Have the cloud do the maintenance of a machine now that it announced for later."""
+    REPLACE_NODE = "replace_node"
+    """Drain a node and give its machine back to what made it, which makes another."""
     OPEN_RMA = "open_rma"
     KERNEL_JOB = "kernel_job"
     """Take one free GPU, exclusively and preemptibly, for a kernel search."""
@@ -198,7 +202,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         takes_capacity=True,
         contains=True,
         repairs=_DEGRADED | {_F.GPU_LOST, _F.DRIVER_ERROR, _F.HOST_ERROR, _F.NODE_CONDITION},
-        order=8,
+        order=9,
         rights=_CORDONING,
     ),
     _A.CORDON: ActionTraits(
@@ -209,7 +213,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         cordons=True,
         contains=True,
         repairs=_DEGRADED | {_F.GPU_LOST, _F.DRIVER_ERROR, _F.HOST_ERROR, _F.NODE_CONDITION},
-        order=7,
+        order=8,
         rights=_CORDONING,
     ),
     _A.UNCORDON: ActionTraits(
@@ -236,7 +240,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         cordons=True,
         contains=True,
         stops_jobs=True,
-        repairs=_DEGRADED,
+        repairs=_DEGRADED | {_F.NODE_CONDITION},
         order=6,
         rights=_EMPTYING,
         causes=_STOPS_A_JOB,
@@ -287,6 +291,30 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         rung=2,
         rights=_EMPTYING,
         own_rights=("get create jobs.batch", "get pods/log"),
+        causes=_RESTARTS_THE_DRIVER,
+    ),
+    _A.START_MAINTENANCE: ActionTraits(
+        frozenset({_K.NODE}),
+        "have the announced maintenance done now",
+        (("maintenance", "when its cloud comes to it", "now"),),
+        takes_capacity=True,
+        repairs=frozenset({_F.NODE_CONDITION}),
+        order=7,
+        rights=_CORDONING,
+        causes=_RESTARTS_THE_DRIVER,
+    ),
+    _A.REPLACE_NODE: ActionTraits(
+        frozenset({_K.NODE}),
+        "drain the node and have another made in its place",
+        (("machine", "this one", "another one"), ("its jobs", "run here", "stop whole and start elsewhere")),
+        takes_capacity=True,
+        cordons=True,
+        gives_back_itself=True,
+        stops_jobs=True,
+        least_approval=ApprovalRule.ONE,
+        fresh_sign_in=True,
+        evidence=True,
+        rights=(*_EMPTYING, "get delete machines.cluster.x-k8s.io", "get delete nodeclaims.karpenter.sh"),
         causes=_RESTARTS_THE_DRIVER,
     ),
     _A.OPEN_RMA: ActionTraits(

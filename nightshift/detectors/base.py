@@ -58,7 +58,8 @@ class Fault(StrEnum):
     POD_START = "pod_start"
     """Pods of a job, or of what serves GPUs, cannot start."""
     NODE_CONDITION = "node_condition"
-    """The node is not ready, offers fewer GPUs than it has, or a monitor says on it that something is wrong."""
+    """The node is not ready, offers fewer GPUs than it has, a monitor says on it that something is wrong, or its
+    cloud announces that the machine goes."""
     SOURCE_LOST = "source_lost"
     ACTIONS_STOPPED = "actions_stopped"
     """Nightshift stopped its own actions: it, or what it relies on, may be at fault."""

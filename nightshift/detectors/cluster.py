@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
 from nightshift.collectors.kubernetes.events import EVENTS
+from nightshift.collectors.kubernetes.makers import DUE, NOTICE
 from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, maker, read
 from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -72,6 +74,7 @@ TROUBLES: Mapping[str, TroubleKind] = {
     "node_event": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
     "gpus_missing": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 60.0, "node"),
     "gpus_gone": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 120.0, "node", Severity.CRITICAL),
+    NOTICE: TroubleKind(_NODE, "Cloud announces: {message}", PLATFORM, 0.0, "node"),
     "rejected": TroubleKind(_START, "Node rejects GPU pods ({cause})", PLATFORM, 30.0, "node"),
     "runtime": TroubleKind(_START, "Container runtime fails to start GPU containers: {cause}", PLATFORM, 60.0),
     "sandbox": TroubleKind(_START, "Pod sandboxes cannot be created", PLATFORM, 60.0),
@@ -427,6 +430,8 @@ class ClusterFaults:
             "mended_by": kind.mended_by,
             "events": float(len({w.thing for w in found})),
         }
+        if trouble.name == NOTICE and (due := DUE.search(trouble.words)):
+            facts["due_s"] = datetime.fromisoformat(due[1]).timestamp()
         if fault is _END:
             facts |= {"crash": trouble.name, "ended_by": words}
         if covers:

@@ -59,6 +59,40 @@ def test_a_condition_is_wrong_by_the_polarity_of_its_monitor(told: dict[str, Any
     assert names(of_node(node(READY, told), GPU)) == ([(name, wrong)] if wrong else [])
 
 
+def azure(message: str, kind: str = "VMEventScheduled") -> dict[str, Any]:
+    return {**condition(kind, "True", "VMEventScheduled"), "message": message}
+
+
+MORE = "For more information, see https://aka.ms/aks/scheduledevents. EventId: 40B7BD88-C56E-44E4-93F6-75CEDACE2869"
+PREEMPT = f"Preempt Scheduled: Sat, 01 Aug 2026 05:41:02 GMT. {MORE}"
+GKE_LABELS = {"cloud.google.com/scheduled-maintenance-time": "1733083200"}
+AWS_TAINT = {"key": "aws-node-termination-handler/scheduled-maintenance", "value": "e1", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (node(READY, metadata={"labels": GKE_LABELS}), "maintenance of the host, due 2024-12-01T20:00:00Z"),
+        (node(READY, azure(PREEMPT)), "preempt of the machine, due 2026-08-01T05:41:02Z"),
+        (
+            node(READY, azure(PREEMPT), azure(PREEMPT, "PreemptionScheduled")),
+            "preempt of the machine, due 2026-08-01T05:41:02Z",
+        ),
+        (node(READY, azure(f"Redeploy Started. {MORE}")), "redeploy of the machine"),
+        (node(READY, taints=[AWS_TAINT]), "maintenance of the host"),
+        (node(READY, azure(f"Freeze Scheduled: Sat, 01 Aug 2026 05:41:02 GMT. {MORE}")), ""),
+        (node(READY, azure(f"SpotRebalanceRecommendation Advisory. {MORE}", "PreemptionScheduled")), ""),
+        (node(READY, {**azure(PREEMPT), "status": "False"}), ""),
+        (node(READY, metadata={"labels": {next(iter(GKE_LABELS)): "soon"}}), ""),
+    ],
+)
+def test_three_clouds_announce_what_they_do_to_a_machine(told: dict[str, Any], words: str) -> None:
+    """The forms are those of GKE's labels, of AKS's node-problem-detector and of AWS's termination handler."""
+    found = [t.words.partition(": ")[2] for t in of_node(told, GPU) if t.name == "notice"]
+    assert found == ([words] if words else [])
+    assert "condition" not in {t.name for t in of_node(told, GPU)}, "what is announced is no fault of the node"
+
+
 def test_a_node_says_what_it_lacks_and_what_somebody_does_to_it() -> None:
     silent = condition("Ready", "Unknown", "NodeStatusUnknown")
     assert names(of_node(node(silent), GPU)) == [("not_ready", "Unknown")]

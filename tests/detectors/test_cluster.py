@@ -276,3 +276,17 @@ def test_a_node_that_evicts_for_want_of_disk_is_one_fault() -> None:
     assert [(fault, words) for _, _, fault, _, words in alone] == [
         (Fault.JOB_CRASH, "Job ended: evicted from its node: ephemeral-storage.")
     ]
+
+
+def test_a_notice_is_told_with_its_time_and_is_over_when_its_cloud_withdraws_it() -> None:
+    """Also on a node that its cloud cordons for it; the same notice with another time is the same finding."""
+    words = "Google Cloud: maintenance of the host, due 2027-01-01T00:00:00Z"
+    away = wrong("maintenance", "cordoned")
+    script = {
+        0.0: of_node("n1", away, wrong("notice", "Google Cloud", words)),
+        60.0: of_node("n1", away, wrong("notice", "Google Cloud", words.replace("01-01", "01-02"))),
+        120.0: of_node("n1", at=120.0),
+    }
+    told = play(script)
+    assert [(s, state) for s, state, *_ in told] == [(0.0, State.FIRING), (120.0, State.CLEAR)]
+    assert told[0][4] == "Cloud announces: maintenance of the host, due 2027-01-01T00:00:00Z"

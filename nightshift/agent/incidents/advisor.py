@@ -129,7 +129,7 @@ def remedies(situation: Situation) -> tuple[ActionKind, ...]:
         return (_A.RESTART_POD, _A.RESTART_JOB)
     # a GPU that cannot remap rows, or whose repairs were all tried, is not repaired by a further reset
     if "remap_failure" in situation.facts or "return" in situation.facts:
-        return (_A.QUARANTINE_GPU, _A.OPEN_RMA)
+        return (_A.REPLACE_NODE, _A.QUARANTINE_GPU, _A.OPEN_RMA)
     return REMEDIES[situation.cause]
 
 

@@ -44,6 +44,7 @@ from nightshift.detectors.base import Finding, Severity, State
 
 _SEVERITIES = list(Severity)
 _CLOSED = IncidentState.RESOLVED
+_RELATIONS_A_WRITE = 10_000
 _OUTDATED = -1
 """`findings.diagnosed` of a finding that says more now than when it was diagnosed."""
 
@@ -607,24 +608,25 @@ class Store(Archive):
     # What the daemon keeps across restarts beside incidents -------------------------------------------------------
 
     def save_memberships(self, changed: Iterable[Membership]) -> None:
-        """Stores relations of the inventory; one that is known (child, parent, since) gets its new end."""
-        with self.database.write() as connection:
-            for item in changed:
-                mine = (
-                    (memberships.c.child == str(item.child))
-                    & (memberships.c.parent == str(item.parent))
-                    & (memberships.c.since_s == item.since_s)
-                )
-                connection.execute(sa.delete(memberships).where(mine))
-                connection.execute(
-                    sa.insert(memberships).values(
-                        child=str(item.child),
-                        parent=str(item.parent),
-                        since_s=item.since_s,
-                        # infinity is no value of JSON, nor of every driver's float: null means "still"
-                        until_s=item.until_s if math.isfinite(item.until_s) else None,
-                    )
-                )
+        """Stores relations of the inventory; one that is known (child, parent, since) gets its new end. A write
+        holds so many of them that no other writer waits for long."""
+        c, every = memberships.c, list(changed)
+        for first in range(0, len(every), _RELATIONS_A_WRITE):
+            rows = [
+                {
+                    "child": str(item.child),
+                    "parent": str(item.parent),
+                    "since_s": item.since_s,
+                    # infinity is no value of JSON, nor of every driver's float: null means "still"
+                    "until_s": item.until_s if math.isfinite(item.until_s) else None,
+                }
+                for item in every[first : first + _RELATIONS_A_WRITE]
+            ]
+            with self.database.write() as connection:
+                mine = [c[key] == sa.bindparam(f"old_{key}") for key in ("child", "parent", "since_s")]
+                old = [{f"old_{key}": value for key, value in row.items() if key != "until_s"} for row in rows]
+                connection.execute(sa.delete(memberships).where(*mine), old)
+                connection.execute(sa.insert(memberships), rows)
 
     def load_memberships(self, after_s: float = -math.inf) -> list[Membership]:
         """Stored relations that held after a time, for `Inventory.load`."""

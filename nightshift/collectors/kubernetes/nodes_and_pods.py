@@ -22,6 +22,7 @@ from pydantic.json_schema import SkipJsonSchema
 from nightshift.collectors.frame import LogRecord, Reason, SourceStatus
 from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, KubeApi, Object
 from nightshift.collectors.kubernetes.follow import Follower
+from nightshift.collectors.kubernetes.makers import REPLACED_BY, maker
 from nightshift.collectors.kubernetes.states import (
     JOB_PATHS,
     NEW,
@@ -268,7 +269,8 @@ class KubernetesCollector:
         }
         settings = self._settings
         rack, domain = labels.get(settings.labels.rack_label), labels.get(settings.labels.nvlink_domain_label)
-        facts |= {name: label for name, label in ((RACK_LABEL, rack), (CLIQUE_LABEL, domain)) if label}
+        said = ((RACK_LABEL, rack), (CLIQUE_LABEL, domain), (REPLACED_BY, maker(obj)))
+        facts |= {name: value for name, value in said if value}
         troubles = of_node(obj, settings.labels.gpu_resource)
         return _Node(rack or None, domain or None, tuple(facts.items()), troubles)
 

@@ -21,6 +21,7 @@ from typing import Any
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kubernetes.api import Object
 from nightshift.collectors.kubernetes.events import CLOCK, EVENTS, UNSURE_S
+from nightshift.collectors.kubernetes.makers import AZURE_CONDITIONS, GKE_ACTIVE, NOTICE, notices
 from nightshift.collectors.subject import Subject
 
 STATES = f"{EVENTS} state"
@@ -44,7 +45,7 @@ _OF_THE_RUNTIME = re.compile(r"nvidia-container|nvidia-ctk|libnvidia|/dev/nvidia
 _RUNTIME_SAYS = re.compile(r"(?:nvidia-container-cli|nvidia-ctk): (.+)")
 _PLANNED = re.compile(
     r"ToBeDeletedByClusterAutoscaler|karpenter\.sh/disrupt|aws-node-termination-handler|ToBeDeleted|"
-    r"cloudprovider\.kubernetes\.io/(?:shutdown|uninitialized)|upgrade|maintenance|rollout"
+    r"cloudprovider\.kubernetes\.io/(?:shutdown|uninitialized)|upgrade|maintenance|rollout|impending-node-termination"
 )
 """Taints by which autoscalers, termination handlers and upgrade controllers take a node away on purpose."""
 # The node controller's own taints follow from the conditions that are read anyway.
@@ -58,9 +59,7 @@ _PRESSURE = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure"})
 """The kubelet evicts pods while one is True; it often passes."""
 _MEANT = frozenset({0, 130, 143})
 """Exit codes of a process that ended well, or was asked to end (SIGINT, SIGTERM)."""
-_NO_PROBLEM = frozenset(
-    {"EtcdIsVoter", "DrainScheduled", "VMEventScheduled", "TerminationScheduled", "SuspendReady"}
-)
+_NO_PROBLEM = AZURE_CONDITIONS | {"EtcdIsVoter", "DrainScheduled", "TerminationScheduled", "SuspendReady"}
 """Types whose True tells of a role or a plan: of k3s, draino and AKS."""
 _HEALTHY = re.compile(r"IsHealthy$|IsReady$|^HealthChecksPassed$")
 """Reasons of monitors that say True where all is well."""
@@ -156,6 +155,7 @@ def of_node(obj: Object, gpu_resource: str) -> tuple[Trouble, ...]:
     if not capacity and not any(labels.get(name) for name in GPU_LABELS):
         return ()
     found = [*_planned(meta, spec, status)]
+    found += [Trouble(NOTICE, source, f"{source}: {words}") for source, words in notices(obj)]
     for label in (*_UPGRADES, _MIG_STATE):
         if str(labels.get(label, "")).endswith("failed"):
             found.append(Trouble("condition", label, f"{label} is {labels[label]}"))
@@ -167,17 +167,20 @@ def of_node(obj: Object, gpu_resource: str) -> tuple[Trouble, ...]:
 
 
 def _of_condition(condition: Object) -> Trouble | None:
-    kind, said, since_s = str(condition.get("type")), str(condition.get("status")), _time(condition)
-    why = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
-    if kind == "Ready" and said != "True":
-        return Trouble("not_ready", said, f"Ready is {said}: {why}", since_s)
-    if kind in _PRESSURE and said == "True":
-        return Trouble("pressure", kind, f"{kind} is {said}: {why}", since_s)
-    if kind in _STANDARD or kind in _NO_PROBLEM or _HEALTHY.search(str(condition.get("reason") or "")):
+    kind, said = str(condition.get("type")), str(condition.get("status"))
+    if kind == "Ready":
+        name = "not_ready" if said != "True" else ""
+    elif kind in _PRESSURE:
+        name = "pressure" if said == "True" else ""
+    elif said != ("False" if kind.endswith(("Ready", "Healthy")) else "True"):
+        name = ""
+    else:
+        fine = kind in _STANDARD or kind in _NO_PROBLEM or _HEALTHY.search(str(condition.get("reason") or ""))
+        name = "" if fine else "condition"
+    if not name:  # the usual case, of every condition of every node: nothing else is read of it
         return None
-    if said == ("False" if kind.endswith(("Ready", "Healthy")) else "True"):
-        return Trouble("condition", kind, f"{kind} is {said}: {why}", since_s)
-    return None
+    why = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
+    return Trouble(name, said if kind == "Ready" else kind, f"{kind} is {said}: {why}", _time(condition))
 
 
 def _planned(meta: Object, spec: Object, status: Object) -> Iterator[Trouble]:
@@ -189,6 +192,8 @@ def _planned(meta: Object, spec: Object, status: Object) -> Iterator[Trouble]:
             yield Trouble("maintenance", label, f"{label} is {labels[label]}")
     if labels.get(_MIG_STATE) in ("pending", "rebooting"):
         yield Trouble("maintenance", _MIG_STATE, f"{_MIG_STATE} is {labels[_MIG_STATE]}")
+    if labels.get(GKE_ACTIVE):
+        yield Trouble("maintenance", GKE_ACTIVE, f"{GKE_ACTIVE} is {labels[GKE_ACTIVE]}")
     for taint in spec.get("taints") or []:
         key = str(taint.get("key"))
         hard = taint.get("effect") == "NoExecute" and not key.startswith(_BY_CONDITION)
@@ -197,8 +202,8 @@ def _planned(meta: Object, spec: Object, status: Object) -> Iterator[Trouble]:
     if meta.get("deletionTimestamp"):
         yield Trouble("maintenance", "deleted", "the node is being deleted")
     ready: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
-    made_s = _moment(meta.get("creationTimestamp"))
-    if ready.get("status") != "True" and _time(ready) - made_s < NEVER_READY_S:
+    made = meta.get("creationTimestamp")
+    if ready.get("status") != "True" and _time(ready) - _moment(made) < NEVER_READY_S:
         yield Trouble("maintenance", NEW, "the node has not been ready yet")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from nightshift.collectors.base import Temporary
+from nightshift.collectors.topology import SPARE_TAINT
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 QUARANTINE = "nightshift.dev/quarantined-gpus"
@@ -75,6 +76,15 @@ def is_tainted(node: Object) -> bool:
 
 def taint_patch(node: Object, value: str | None) -> Object:
     return {"spec": _tainted(node, TAINT, value)}
+
+
+def spare_patch(node: Object, *, warm: bool) -> Object:
+    """The change that makes a node a warm spare, or releases it."""
+    return _tainted(node, SPARE_TAINT, "warm" if warm else None)
+
+
+def is_spare(node: Object) -> bool:
+    return any(taint.get("key") == SPARE_TAINT for taint in taints(node))
 
 
 def _tainted(node: Object, key: str, value: str | None) -> Object:

@@ -48,6 +48,7 @@ from nightshift.controllers.actuators.kubernetes import (
 )
 from nightshift.controllers.actuators.site import Arrows, SiteActuator
 from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, node_of, of_other_incidents
+from nightshift.controllers.playbooks.spares import AS_SPARE
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
 _A, _O = ActionKind, OutcomeStatus
@@ -408,7 +409,8 @@ class KubernetesRepairActuator(SiteActuator):
         marks: Labels = {MARKER + action.kind: text} | {MARKER + kind: None for kind in off}
         change: Object = {"metadata": {"annotations": marks, "labels": labels or {}}}
         if uncordon:
-            change["spec"] = {"unschedulable": None}
+            spare = kube_nodes.spare_patch(node, warm=True) if action.params.get(AS_SPARE) else {}
+            change["spec"] = {"unschedulable": None, **spare}
         version = str(node["metadata"]["resourceVersion"])
         path = kube_nodes.path(str(node["metadata"]["name"]))
         self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)

@@ -18,8 +18,8 @@ from nightshift.controllers.actuators.kube_jobs import KINDS
 
 
 class Right(NamedTuple):
-    """One verb on one resource of a group (empty: core). Nodes and Kueue's checks and cluster queues belong to
-    no namespace."""
+    """One verb on one resource of a group (empty: core). Nodes, Karpenter's claims and Kueue's checks and
+    cluster queues belong to no namespace."""
 
     verb: str
     group: str
@@ -28,7 +28,7 @@ class Right(NamedTuple):
 
     @property
     def namespaced(self) -> bool:
-        return self.resource not in ("nodes", "admissionchecks", "clusterqueues")
+        return self.resource not in ("nodes", "nodeclaims", "admissionchecks", "clusterqueues")
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}" + (f"/{self.subresource}" if self.subresource else "")

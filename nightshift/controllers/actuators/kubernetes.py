@@ -1,4 +1,4 @@
-"""Acts on a Kubernetes cluster: cordon, uncordon, drain, quarantine, restart a pod or a whole job.
+"""Acts on a Kubernetes cluster: cordon, uncordon, drain, quarantine, replace, restart a pod or a whole job.
 
 Each effect leaves a marker with the action's id in the same write that makes it (an annotation of the object), so
 that a repeat, or a reader after a crash, finds its own work. Every patch holds only for the version that was read.
@@ -25,6 +25,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, Refused
+from nightshift.collectors.kubernetes.makers import REPLACED_BY, maker
 from nightshift.collectors.shared_settings import completed, stated_once
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import (
@@ -38,9 +39,11 @@ from nightshift.controllers.action import (
 from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks, cordoning
+from nightshift.controllers.actuators.kube_replace import Replacements
 from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path, suggest_scaling
 from nightshift.controllers.actuators.site import Arrows, SiteActuator, word
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
+from nightshift.controllers.playbooks.spares import RELEASES
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Drains:
         known = self._work.gangs_of(node, action)
         if not marked and (obstacles := self._obstacles(gangs, single)):
             return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
+        if not marked:  # first, since the mark says that this is done
+            self._release_spares(action)
         if not marked or not gangs <= known:
             known |= gangs
             theirs = kube_nodes.is_cordoned(node) and not self._owns_cordon(node)
@@ -93,6 +98,17 @@ class Drains:
         waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action, here=gang in gangs))]
         waits += [kept for pod in single if (kept := self._evict(pod))]
         return self._conclude(action, known, waits, len(left))
+
+    def _release_spares(self, action: Action) -> None:
+        """Takes the spares' taint off the nodes that the plan names; one that is gone or in use is left alone."""
+        for name in str(action.params.get(RELEASES, "")).split():
+            path = kube_nodes.path(name)
+            spare = self._kube.find(path)
+            if spare is not None and kube_nodes.is_spare(spare):
+                change = {"spec": kube_nodes.spare_patch(spare, warm=False)}
+                self._kube.merge(
+                    path, change, version=str(spare["metadata"]["resourceVersion"]), manager=FIELD_MANAGER
+                )
 
     def _lost(self, action: Action, node: Object | None, marked: bool) -> ActionOutcome | None:
         """Where the node is no longer ours to drain: what becomes of the jobs that were stopped for it."""
@@ -284,6 +300,7 @@ class KubernetesActuator(SiteActuator):
         drain = settings.drain
         limits = DrainLimits(drain.grace_s, drain.evict_unmanaged, drain.evict_local_data)
         self._drains = Drains(kube, self.marks, self.work, limits, self.owns_cordon, now_s)
+        self._replacements = Replacements(kube, self.marks, self._drains, self.owns_cordon, now_s)
 
     @classmethod
     def from_settings(
@@ -314,6 +331,8 @@ class KubernetesActuator(SiteActuator):
                 return self.cordon_of(self._kube.get(kube_nodes.path(subject.name)))
             case _K.NODE, "uid":
                 return str(self._kube.get(kube_nodes.path(subject.name))["metadata"].get("uid", ""))
+            case _K.NODE, fact if fact == REPLACED_BY:
+                return maker(self._kube.get(kube_nodes.path(subject.name)))
             case _K.NODE, "tainted":
                 return word(kube_nodes.is_tainted(self._kube.get(kube_nodes.path(subject.name))))
             case _K.NODE, "drained":
@@ -434,6 +453,8 @@ class KubernetesActuator(SiteActuator):
             return self.work.read(action)
         if action.kind is _A.DRAIN:
             return self._drains.read(action)
+        if action.kind is _A.REPLACE_NODE:
+            return self._replacements.read(action)
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.find(kube_nodes.path(name))
         if node is None:
@@ -444,6 +465,8 @@ class KubernetesActuator(SiteActuator):
                 done = marked and not cordoned
             case _A.TAINT:
                 done = marked and kube_nodes.is_tainted(node)
+            case _A.START_MAINTENANCE:
+                done = marked
             case _A.QUARANTINE_GPU:
                 done = action.target.name in kube_nodes.quarantined(node)
             case _:
@@ -501,6 +524,8 @@ class KubernetesActuator(SiteActuator):
         _A.UNCORDON: _uncordon,
         _A.DRAIN: lambda self, action: self._drains.execute(action),
         _A.QUARANTINE_GPU: _quarantine,
+        _A.START_MAINTENANCE: lambda self, action: self._replacements.start_maintenance(action),
+        _A.REPLACE_NODE: lambda self, action: self._replacements.replace_node(action),
         _A.RESTART_POD: lambda self, action: self.work.restart_pod(action),
         _A.RESTART_JOB: lambda self, action: self.work.restart_job(action),
     }

@@ -20,6 +20,7 @@ from nightshift.controllers.playbooks.plan import (
     number,
     restart_gpu_hours,
 )
+from nightshift.controllers.playbooks.spares import params_of, released, words_of
 from nightshift.detectors.base import Fault, Finding, State
 from nightshift.detectors.hardware.xid_catalogue import LINK_XIDS
 
@@ -74,6 +75,8 @@ class DrainRack(Remedy):
         reaches = [Reach.of(situation, node) for node in nodes]
         jobs = tuple(sorted({job for reach in reaches for job in reach.jobs}))
         gpus = tuple(sorted({gpu for reach in reaches for gpu in reach.gpus}))
+        busy = tuple(node for node, reach in zip(nodes, reaches, strict=True) if reach.jobs)
+        spares = released(inventory, busy, at_s)
         action = draw_up(
             situation,
             self._economy,
@@ -86,7 +89,8 @@ class DrainRack(Remedy):
             gpus=gpus,
             cost_gpu_hours=restart_gpu_hours(situation, self._economy, jobs, number(situation, "checkpoint_s")),
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, jobs),
-            note=_note(inventory, rack, here, nodes, doubted),
+            note="; ".join(filter(None, (words_of(spares), _note(inventory, rack, here, nodes, doubted)))),
+            params=params_of(spares),
             preconditions=tuple(Precondition(node, "drained", "false") for node in nodes),
         )
         return ActionProposal(action, cause)

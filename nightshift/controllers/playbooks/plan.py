@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nightshift.collectors.kubernetes.makers import NOTICE
 from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import SITE, SITE_NODE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import (
@@ -27,6 +28,7 @@ from nightshift.controllers.action import (
     Undo,
     target_of,
 )
+from nightshift.detectors.base import State
 
 # How long a slowdown would go on unnoticed: a night.
 HORIZON_S = 28_800.0
@@ -230,6 +232,16 @@ def _machines(places: Collection[Subject], inventory: Inventory) -> tuple[Precon
 def _sites(places: Collection[Subject], inventory: Inventory) -> dict[str, str]:
     """Whose node or job a plan is about, so that no other manager's actuator carries it out."""
     return {key: value for s in places for key in (SITE, SITE_NODE) if (value := inventory.fact(s, key))}
+
+
+def notice_due_s(situation: Situation) -> float | None:
+    """When the machine goes that a cloud's open notice is about (Unix s); infinity where the notice names no time
+    that is still to come, None where there is no notice."""
+    for finding in situation.findings:
+        if finding.facts.get("trouble") == NOTICE and finding.state is not State.CLEAR:
+            due_s = float(finding.facts.get("due_s", math.inf))
+            return due_s if due_s > situation.at_s else math.inf
+    return None
 
 
 _NOUNS = {_K.GPU: "GPU", _K.NODE: "node", _K.POD: "pod", _K.JOB: "job"}

@@ -11,9 +11,11 @@ from nightshift.controllers.playbooks.open_rma import OpenRma
 from nightshift.controllers.playbooks.plan import Economy
 from nightshift.controllers.playbooks.quarantine_gpu import QuarantineGpu
 from nightshift.controllers.playbooks.reboot_node import RebootNode
+from nightshift.controllers.playbooks.replace_node import ReplaceNode
 from nightshift.controllers.playbooks.reset_gpu import ResetGpu
 from nightshift.controllers.playbooks.restart_job import RestartJob
 from nightshift.controllers.playbooks.restart_pod import RestartPod
+from nightshift.controllers.playbooks.start_maintenance import StartMaintenance
 from nightshift.controllers.playbooks.suggest_scaling import SuggestScaling
 from nightshift.controllers.playbooks.taint import Taint
 
@@ -29,6 +31,8 @@ ALL = (
     DrainRack,
     ResetGpu,
     RebootNode,
+    StartMaintenance,
+    ReplaceNode,
     OpenRma,
 )
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nightshift.collectors.subject import SITE
 from nightshift.controllers.action import Action, ActionKind, Precondition, Situation, Undo
 from nightshift.controllers.cordon import CORDON_OF, cordon_ids
 from nightshift.controllers.playbooks.plan import Economy, draw_up
 from nightshift.controllers.playbooks.probes import probe_for
+from nightshift.controllers.playbooks.spares import AS_SPARE, lacking
 
 _WAITS_S = 12 * 3600.0
 """Nothing grows worse while this waits, and all that it rests on is read again before it begins."""
@@ -26,6 +28,8 @@ def return_node(situation: Situation, actions: Sequence[Action], economy: Econom
     economy = economy or Economy()
     node, probe = actions[-1].target, probe_for(situation.cause)
     actions = [action for action in actions if action.target == node]  # an incident may have cordoned several
+    # Slurm's nodes have no taints
+    spare = situation.inventory.fact(node, SITE) is None and lacking(situation.inventory, situation.at_s) > 0
     action = draw_up(
         situation,
         economy,
@@ -36,8 +40,9 @@ def return_node(situation: Situation, actions: Sequence[Action], economy: Econom
         undo=Undo(False, "a node that fails again is cordoned by a new plan"),
         nodes=(node,),
         gpus=tuple(situation.inventory.gpus(node, situation.at_s)),
-        note="nothing runs there but the probe; if it fails, the node stays cordoned",
-        params={"probe": probe},
+        note="nothing runs there but the probe; if it fails, the node stays cordoned"
+        + ("; it returns as a warm spare" if spare else ""),
+        params={"probe": probe, **({AS_SPARE: True} if spare else {})},
         preconditions=(Precondition(node, CORDON_OF, cordon_ids([action.id for action in actions])),),
     )
     return replace(action, expires_at_s=situation.at_s + max(economy.expires_s, _WAITS_S))

@@ -27,6 +27,7 @@ from nightshift.detectors.base import State
 from tests.agent.approvals.test_interleavings import AtOnce
 from tests.agent.incidents import GPU, ManualClock, a_finding
 from tests.agent.world import ANN, World
+from tests.controllers.actuators.test_kube_replace import made_by
 from tests.controllers.kube_scenes import boots, job, repair_job_ends, repair_jobs, stop_pods
 from tests.kubernetes_api.cluster import Cluster, transport_of
 from tests.kubernetes_api.faults import Fault, Faults
@@ -44,7 +45,9 @@ KINDS = [
     A.RESET_GPU,
     A.REBOOT_NODE,
     A.RETURN_NODE,
+    A.REPLACE_NODE,
 ]
+BY_A_PERSON = (A.RETURN_NODE, A.REPLACE_NODE)
 PATIENCE_S = 0.3
 ENDS = (S.RESOLVED, S.ESCALATED)
 OTHER = ("clock ahead", "clock back", "partition", "crash")
@@ -98,7 +101,7 @@ class Cell:
                 return incident
             if incident.state is S.OPEN and self.kind is A.RETURN_NODE:  # its fault is gone
                 self.world.store.update_finding(name, a_finding(state=State.CLEAR, at_s=self.clock.now_s()))
-            if incident.state is S.AWAITING_APPROVAL and incident.action and self.kind is A.RETURN_NODE:
+            if incident.state is S.AWAITING_APPROVAL and incident.action and self.kind in BY_A_PERSON:
                 self.world.gate.approve(name, incident.action.plan_sha256, ANN)
                 continue
             if incident.state in (S.APPROVED, S.ACTING):
@@ -141,6 +144,15 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[str, Subject, tuple[str, 
             jobs = (job(cluster, "gang", [node, cluster.node()]),)
             cluster.pod("single", node)
             return node, target, jobs, lambda: cordoned() and running("gang")
+        case A.REPLACE_NODE:
+            made_by(cluster, "karpenter", node)
+            jobs = (job(cluster, "gang", [node, cluster.node()]),)
+
+            def replaced() -> bool:
+                names = {each.metadata.name for each in cluster.core.list_node().items}
+                return node not in names and running("gang")
+
+            return node, target, jobs, replaced
         case A.QUARANTINE_GPU:
             label = "nightshift.dev/quarantined"
             return (
@@ -206,12 +218,16 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
     if target.kind is K.POD:
         pod_uid = cluster.core.read_namespaced_pod("owned", cluster.namespace).metadata.uid
 
+    uid = cluster.core.read_node(node).metadata.uid
+
     def plan(incident: Any) -> Action:
         facts = {A.CORDON: ("cordoned", "false"), A.UNCORDON: ("cordoned", "true"), A.DRAIN: ("drained", "false")}
         facts |= {A.QUARANTINE_GPU: ("quarantined", "false"), A.RESTART_POD: ("running", "true")}
         facts |= {A.RESTART_JOB: ("running", "true"), A.TAINT: ("tainted", "false")}
         facts |= {A.RETURN_NODE: (CORDON_OF, "earlier")}
         conditions = (Precondition(target, *facts[kind]),) if kind in facts else ()
+        if kind is A.REPLACE_NODE:
+            conditions = (Precondition(target, "uid", uid),)
         return Action(
             id=f"{incident.id}-{incident.attempt + 1}".lower(),
             kind=kind,
@@ -228,7 +244,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         f"sqlite:///{tmp_path}/store.sqlite",
         tmp_path,
         clock,
-        policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, ApprovalRule.AUTOMATIC)),
+        policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, ApprovalRule.AUTOMATIC), fresh_sign_in=frozenset()),
         settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, act_timeout_s=900, max_plans=3),
         action=plan,
     )

@@ -249,3 +249,68 @@ def test_a_gpu_that_used_up_its_repairs_is_quarantined_for_return() -> None:
     rma = choose(situation(Fault.XID, "gpu:GPU-0-3", **facts), PLAYBOOKS, can).proposal.action
     assert rma is not None
     assert rma.kind is A.OPEN_RMA
+
+
+def noticed(node: str, due_s: float | None, made_by: str = "", state: State = State.FIRING) -> Situation:
+    """A cloud announces the end of a node's machine."""
+    told = situation(Fault.NODE_CONDITION, f"node:{node}")
+    facts = {"trouble": "notice"} | ({"due_s": due_s} if due_s is not None else {})
+    finding = replace(told.findings[0], facts=facts, state=state)
+    inventory = fleet()
+    if made_by:
+        inventory.describe(Subject(K.NODE, node), replaced_by=made_by)
+    return replace(told, findings=(finding,), inventory=inventory)
+
+
+def idle(told: Situation) -> Situation:
+    """The same where no job runs."""
+    inventory = Inventory()
+    for child, parent in (("gpu:GPU-0-0", "node:n0"), ("node:n0", "rack:r0")):
+        inventory.observe(Subject.parse(child), Subject.parse(parent), 0.0)
+    inventory.describe(Subject(K.NODE, "n0"), replaced_by=told.inventory.fact(Subject(K.NODE, "n0"), "replaced_by"))
+    return replace(told, inventory=inventory)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "expires_s"),
+    [
+        (noticed("n0", 1600.0), A.DRAIN, 1600.0),
+        (noticed("n0", 9e9), A.DRAIN, 4600.0),
+        (noticed("n0", None, "gke a3"), A.DRAIN, 4600.0),
+        (noticed("n0", 500.0), A.DRAIN, 4600.0),
+        (idle(noticed("n0", 9e9, "gke a3")), A.START_MAINTENANCE, 4600.0),
+        (idle(noticed("n0", 9e9, "aks pool1")), A.CORDON, 4600.0),
+        (noticed("n0", 1600.0, state=State.CLEAR), A.CORDON, 4600.0),
+    ],
+)
+def test_jobs_leave_a_machine_before_its_cloud_takes_it(
+    told: Situation, kind: ActionKind, expires_s: float
+) -> None:
+    """A drain is worth nothing once the machine has gone; an idle one of GKE is maintained at once."""
+    action = choose(told, PLAYBOOKS).proposal.action
+    assert action is not None
+    assert (action.kind, action.expires_at_s) == (kind, expires_s)
+    assert action.blast_radius.jobs == (("ml/a",) if kind is A.DRAIN else ())
+
+
+@pytest.mark.parametrize(
+    ("made_by", "kind"),
+    [
+        ("karpenter default-x7k2p", A.REPLACE_NODE),
+        ("cluster_api gpus/machine-1", A.REPLACE_NODE),
+        ("gke a3", A.REPLACE_NODE),
+        ("eks workers", A.QUARANTINE_GPU),
+        ("", A.QUARANTINE_GPU),
+    ],
+)
+def test_a_rented_machine_that_no_repair_mends_is_replaced(made_by: str, kind: ActionKind) -> None:
+    told = situation(Fault.XID, "gpu:GPU-0-3", xid=64.0, remap_failure="Xid 64")
+    inventory = fleet()
+    inventory.describe(Subject(K.NODE, "n0"), **({"replaced_by": made_by} if made_by else {}))
+    choice = choose(replace(told, inventory=inventory), PLAYBOOKS)
+    assert choice.proposal.action is not None
+    assert choice.proposal.action.kind is kind
+    if kind is A.REPLACE_NODE:
+        assert choice.proposal.action.blast_radius.jobs == ("ml/a",)
+        lax = ApprovalSettings(default=ApprovalRule.AUTOMATIC)
+        assert rule_for(choice.proposal.action, lax) is ApprovalRule.ONE

@@ -70,6 +70,7 @@ def test_a_node_is_probed_and_then_uncordoned_once(
     """The probe of its fault runs on the cordoned node; where it passes, one write uncordons and takes our marks
     off, so that a later cordon of a person's is not taken for ours."""
     node, action = ours(cluster, kind)
+    action = replace(action, params={**action.params, "as_spare": kind is A.DRAIN})
     assert actuator.changed(action) == []
     assert actuator.read(action).status is S.NOT_DONE
     with pytest.raises(UnderWay, match="-check works on"):
@@ -83,6 +84,8 @@ def test_a_node_is_probed_and_then_uncordoned_once(
     outcome = actuator.execute(action)
     assert (outcome.status, "the nccl probe passed: Avg bus" in outcome.detail) == (S.DONE, True)
     assert not is_cordoned(cluster, node)
+    taints = {taint.key for taint in cluster.core.read_node(node).spec.taints or []}
+    assert ("nightshift.dev/spare" in taints) is (kind is A.DRAIN), "as a warm spare where the plan says so"
     assert not {MARKER + A.CORDON, MARKER + A.DRAIN} & set(cluster.core.read_node(node).metadata.annotations)
     assert actuator.read(action).status is S.DONE
     assert actuator.execute(action).status is S.ALREADY_DONE

@@ -20,6 +20,7 @@ from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_rights import RIGHTS, SOURCE_RIGHTS, Right
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
+from tests.controllers.actuators.test_kube_replace import made_by
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, served, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 from tests.kubernetes_api.faults import Fault
@@ -51,6 +52,15 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None
             return scene_action(kind, cluster_cordoned, {}, fact, "true"), after
         case ActionKind.TAINT:
             fact = "tainted"
+        case ActionKind.START_MAINTENANCE:
+            made_by(cluster, "gke", node)
+            return replace(scene_action(kind, target, {}, fact, wanted), preconditions=()), after
+        case ActionKind.REPLACE_NODE:
+            made_by(cluster, "karpenter", node)
+            job(cluster, "gang", [node, cluster.node()])
+            cluster.pod("single", node)
+            action = replace(scene_action(kind, target, {}, fact, wanted), preconditions=())
+            return action, stop_pods(cluster, "gang")
         case ActionKind.SUGGEST_SCALING:
             target = Subject(SubjectKind.JOB, served(cluster))
             return replace(scene_action(kind, target, {}, fact, wanted), preconditions=()), after
