@@ -520,4 +520,195 @@ FOURTH = Batch(
     at_first={"right": 16, "wrong": 5, "earlier_right": 14, "earlier_wrong": 10},
 )  # fmt: skip
 
-BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}
+# The fifth batch: lines of public reports that nothing else here uses. kubernetes-sigs/dra-driver-nvidia-gpu#982,
+# NVIDIA/nccl-tests#206, NVIDIA/nccl#563, aws/aws-ofi-nccl#715, ai4d-iasc/trixie#45 and #35, clustervision/trinity#332,
+# awslabs/awsome-distributed-ai#185, stackhpc/ansible-role-openhpc#95, deepspeedai/DeepSpeed#8500,
+# modelscope/ms-swift#6141, etcd-io/etcd#8722 and #2276, rocm-arch/rocm-arch#829, ROCm/xformers#14,
+# csrutil/OpenWrt-NIC-Drivers#11, TIGRLab/admin#311, openzfs/zfs#8332 and #7118, quantum/esos#180,
+# ray-project/ray#27710 and #21445, NVIDIA/nvidia-docker#1648, triton-inference-server/server#1546.
+RESET = "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:2827"
+RING = "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=502589, emitted seq=502591"
+BEGIN = "amdgpu 0000:0c:00.0: amdgpu: GPU reset begin!"
+SUSPEND = "amdgpu: Failed to suspend process 0x800c"
+RESUME = "amdgpu 0000:2b:00.0: amdgpu: GPU reset succeeded, trying to resume"
+VRAM = "[drm] VRAM is lost due to GPU reset!"
+QUEUE = "r8125 0000:22:04.0 eth4: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5010 ms"
+MEGA = "sd 2:2:3:0: [sdd] megasas: RESET cmd=28 retries=0"
+MEGA_OK = "megasas: reset successful"
+SOFT = "sd 1:0:1:0: [sdb] tag#20 FAILED Result: hostbyte=DID_SOFT_ERROR driverbyte=DRIVER_OK"
+TASK_ABORT = "sd 14:0:152:0: task abort: SUCCESS scmd(ffff94f8c94d2448)"
+NOTIFY = "mpt2sas_cm0: _base_event_notification: timeout"
+REG_MR = "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+OFI = "ip-10-0-87-143:149:298 [5] register_mr_buffers:465 NCCL WARN NET/OFI Unable to register memory (type = 1) for device 0. RC: 12, Error: Cannot allocate memory"
+TAG = "NET/OFI Received an invalid tag 0 for device 0"
+STEPD = "error: *** STEP 63532.0 STEPD TERMINATED ON cn106 AT 2026-01-01T01:04:56 DUE TO JOB NOT ENDING WITH SIGNALS ***"
+EPILOG = "slurmd[13562]: spank-epilog: error: pyxis: mkdir: cannot create directory '/opt/dlami/nvme/tmp/enroot/data': Permission denied"
+SRUN = "srun: error: cn125: task 0: Segmentation fault (core dumped)"
+CONF = "error: Node c001 appears to have a different slurm.conf than the slurmctld. This could cause issues with communication and functionality."
+COUNT = "error: Node c001 has low socket*core*thread count (1 < 20)"
+DUPLICATE = "slurmctld[26180]: fatal: Duplicated NodeHostName nrel-hpc-0 in config file"
+UNPICKLE = "_pickle.UnpicklingError: Weights only load failed. Unsupported global: GLOBAL deepspeed.runtime.zero.config.ZeroStageEnum"
+EOF = "[rank6]: EOFError: Ran out of input"
+CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+SYNC = "etcd[911]: sync duration of 1.034111027s, expected less than 1s"
+LEADER = "raft.node: e1bef91ecd5c6c4d elected leader fe6b67e59f6636d7 at term 4"
+ETCD = "etcd[1234]: got unexpected response error (etcdserver: request timed out)"
+MISSED = "The node with node id: 870b6809c74a and address: 10.0.3.49 has been marked dead because the detector has missed too many heartbeats from it."
+SPILL = "(raylet, ip=10.0.3.189) Spilled 65574 MiB, 16512 objects, write throughput 428 MiB/s."
+MISTAKEN = "Exiting because this node manager has mistakenly been marked as dead by the GCS: GCS didn't receive heartbeats from this node for 30000 ms."
+HOOK = "nvidia-container-cli: initialization error: driver rpc error: timed out: unknown"
+RESOURCE = "resources: cpu 93% memory 41% of ml/sort-head"
+
+FIFTH = Batch(
+    evidence=(
+        log("E1", "gpu-r01", "kernel events of gpu-r01", (0, RESET), (20, RING), (21, BEGIN), (22, SUSPEND), (40, QUEUE)),
+        log("E2", "gpu-r02", "kernel events of gpu-r02", (30, RESUME), (31, VRAM), (50, MEGA), (52, MEGA_OK), (60, SOFT), (70, TASK_ABORT), (80, NOTIFY)),
+        log("E3", "ml/sort", "log of ml/sort", (100, REG_MR), (101, OFI), (110, TAG), (120, UNPICKLE), (130, EOF), (140, CUBLAS), (150, MISSED),
+            (160, SPILL), (170, MISTAKEN)),
+        log("E4", "slurm", "what the Slurm controller says", (200, STEPD), (210, EPILOG), (220, SRUN), (230, CONF), (231, COUNT), (240, DUPLICATE)),
+        log("E5", "etcd", "log of etcd on cp-1", (300, SYNC), (310, ETCD), (320, LEADER)),
+        log("E6", "pod:ml/sort-2", "what Kubernetes says of ml/sort-2", (330, HOOK)),
+        facts("E7", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0r1": ["job:ml/sort", "node:gpu-r01", "pod:ml/sort-0"], "pod:ml/sort-1": ["job:ml/sort", "node:gpu-r02"],
+            "pod:ml/sort-2": ["job:ml/sort", "node:gpu-r03"], "rank:ml/sort#6": ["job:ml/sort", "node:gpu-r02"]}}),
+        facts("E8", FACTS, "findings", "what the detectors said", {"summary": RESOURCE}),
+    ),
+    context="Anomaly · node gpu-r01",
+    right=(
+        ("A GPU on gpu-r01 is in a state where the driver demands a reset (NV_ERR_RESET_REQUIRED, 0x62).", "E1", RESET),
+        ("Channel setup failed in kernel_channel.c because the GPU must be reset first.", "E1", RESET),
+        ("Until someone resets this GPU, new CUDA work on it will most likely fail.", "E1", RESET),
+        ("The AMD GPU's graphics ring gfx_0.0.0 hung: two submitted jobs (502590 and 502591) never finished.", "E1", RING),
+        ("amdgpu reported a ring timeout on gpu-r01 at 01:00:20.", "E1", RING),
+        ("The driver then started resetting GPU 0000:0c:00.0.", "E1", BEGIN),
+        ("A GPU reset is under way on 0000:0c:00.0.", "E1", BEGIN),
+        ("Process 0x800c could not be suspended, so the reset may not go through cleanly.", "E1", SUSPEND),
+        ("The network interface eth4 stopped sending: its transmit queue 0 made no progress for about 5 seconds.", "E1", QUEUE),
+        ("The kernel's watchdog fired for NIC eth4 (r8125), which points to a hung adapter or driver.", "E1", QUEUE),
+        ("The GPU at 0000:2b:00.0 was reset successfully.", "E2", RESUME),
+        ("After the reset the driver tries to resume GPU 0000:2b:00.0.", "E2", RESUME),
+        ("Everything in the GPU's memory was lost through the reset, so processes that used it probably have to be restarted.", "E2", VRAM),
+        ("The reset wiped VRAM.", "E2", VRAM),
+        ("The RAID controller reset disk sdd at 01:00:50.", "E2", MEGA),
+        ("The megasas reset went well.", "E2", MEGA_OK),
+        ("A command to sdb failed with DID_SOFT_ERROR, a transport-level problem rather than bad media perhaps.", "E2", SOFT),
+        ("Disk sdb returned a failed result although the driver itself reports OK.", "E2", SOFT),
+        ("The SCSI command on 14:0:152:0 was aborted successfully.", "E2", TASK_ABORT),
+        ("The SAS controller mpt2sas_cm0 did not answer the event notification in time.", "E2", NOTIFY),
+        ("NCCL could not register memory with the InfiniBand adapter: the kernel refused the allocation.", "E3", REG_MR),
+        ("ibv_reg_mr_iova2 failed for lack of memory, often a too low locked-memory limit (ulimit -l).", "E3", REG_MR),
+        ("On ip-10-0-87-143 the OFI plugin was unable to register buffers with device 0 (error 12, out of memory).", "E3", OFI),
+        ("Memory registration failed on GPU 5's process, likely because of the memlock limit.", "E3", OFI),
+        ("The OFI transport got a message with an unexpected tag, 0.", "E3", TAG),
+        ("An invalid tag was received on device 0, which may be a mismatch between plugin and NCCL versions.", "E3", TAG),
+        ("The checkpoint cannot be loaded: PyTorch's weights-only mode rejects DeepSpeed's ZeroStageEnum.", "E3", UNPICKLE),
+        ("Unpickling stopped at an unsupported global from deepspeed.", "E3", UNPICKLE),
+        ("This is a software incompatibility, not a fault of a GPU or node.", "E3", UNPICKLE),
+        ("Rank 6 read an empty or truncated file: unpickling hit the end of the input.", "E3", EOF),
+        ("On rank 6 the file ended before the object was complete.", "E3", EOF),
+        ("cuBLAS could not be initialized, frequently a sign that the GPU has no free memory left.", "E3", CUBLAS),
+        ("Creating the cuBLAS handle failed.", "E3", CUBLAS),
+        ("Ray declared node 10.0.3.49 dead since it had missed too many heartbeats.", "E3", MISSED),
+        ("The raylet on 10.0.3.49 went silent; it may have crashed, been preempted or been overloaded.", "E3", MISSED),
+        ("10.0.3.189 spilled 64 GiB of objects to disk.", "E3", SPILL),
+        ("16512 objects were written out at 428 MiB/s, so the object store was full.", "E3", SPILL),
+        ("The node manager shut itself down after the GCS had wrongly considered it dead.", "E3", MISTAKEN),
+        ("GCS received no heartbeat from the node for 30 s.", "E3", MISTAKEN),
+        ("Slurm had to terminate the step daemon of 63532.0 on cn106, as the job did not react to signals.", "E4", STEPD),
+        ("The job's processes on cn106 could not be killed; they may be stuck in uninterruptible I/O.", "E4", STEPD),
+        ("Step 63532.0 ignored its termination signals.", "E4", STEPD),
+        ("The epilog failed: pyxis may not create its enroot data directory.", "E4", EPILOG),
+        ("/opt/dlami/nvme/tmp/enroot/data has wrong permissions for the job's epilog.", "E4", EPILOG),
+        ("A permission problem on the local NVMe scratch stops the epilog, which is likely why the node drains.", "E4", EPILOG),
+        ("Task 0 on cn125 crashed with a segmentation fault.", "E4", SRUN),
+        ("The program on cn125 segfaulted and left a core dump.", "E4", SRUN),
+        ("Node c001 runs with another slurm.conf than the controller.", "E4", CONF),
+        ("The configuration of c001 is out of sync with slurmctld, which can break communication.", "E4", CONF),
+        ("c001 offers fewer cores than configured: 1 instead of 20.", "E4", COUNT),
+        ("Slurm sees a single CPU on c001 where 20 are expected.", "E4", COUNT),
+        ("slurmctld refuses to start because nrel-hpc-0 is listed twice in its configuration.", "E4", DUPLICATE),
+        ("The controller died of a configuration error: a duplicate node name.", "E4", DUPLICATE),
+        ("etcd's disk is slow: a sync took 1.03 s, more than the expected second.", "E5", SYNC),
+        ("Writing to disk took etcd just over one second, which suggests a storage problem on the control plane.", "E5", SYNC),
+        ("etcd requests are timing out.", "E5", ETCD),
+        ("The API server may be unavailable for a while because etcd answered a request with a timeout.", "E5", ETCD),
+        ("The etcd members elected fe6b67e59f6636d7 as leader in term 4.", "E5", LEADER),
+        ("etcd has a leader again.", "E5", LEADER),
+        ("The container cannot start: nvidia-container-cli got no answer from the driver in time.", "E6", HOOK),
+        ("The NVIDIA container hook timed out while it initialized the driver, so pod ml/sort-2 has no GPU.", "E6", HOOK),
+        ("The driver on the node hangs or is very slow, judging by the RPC timeout.", "E6", HOOK),
+        ("CPU use of ml/sort-head is high at 93 %.", "E8", RESOURCE),
+        ("Memory is not the bottleneck: only 41 % is used.", "E8", RESOURCE),
+    ),
+    wrong=(
+        ("The GPU was reset and is ready for work.", "E1", RESET),
+        ("The assertion passed, no reset is needed.", "E1", RESET),
+        ("A reset is required on gpu-r02.", "E1", RESET),
+        ("The GPU needs a reset because its memory has a double-bit error.", "E1", RESET),
+        ("The ring finished all its jobs before the timeout.", "E1", RING),
+        ("The hang was triggered by an overheated GPU.", "E1", RING),
+        ("Twelve jobs were outstanding on the ring.", "E1", RING),
+        ("The reset of 0000:0c:00.0 succeeded.", "E1", BEGIN),
+        ("GPU 0000:2b:00.0 began its reset.", "E1", BEGIN),
+        ("Process 0x800c was suspended.", "E1", SUSPEND),
+        ("The operator killed process 0x800c.", "E1", SUSPEND),
+        ("Receive queue 0 of eth4 timed out.", "E1", QUEUE),
+        ("eth4 lost its cable.", "E1", QUEUE),
+        ("The transmit queue was stuck for 50 seconds.", "E1", QUEUE),
+        ("The interface eth0 timed out.", "E1", QUEUE),
+        ("The reset of the GPU failed.", "E2", RESUME),
+        ("The GPU has resumed and its jobs run again.", "E2", RESUME),
+        ("The contents of VRAM survived the reset.", "E2", VRAM),
+        ("VRAM was lost because of a power failure.", "E2", VRAM),
+        ("Disk sdd has failed and must be replaced.", "E2", MEGA),
+        ("The controller reset disk sdc.", "E2", MEGA),
+        ("The controller needed 28 retries.", "E2", MEGA),
+        ("The reset of the RAID controller failed.", "E2", MEGA_OK),
+        ("The command to sdb completed without error.", "E2", SOFT),
+        ("sdb has unreadable sectors.", "E2", SOFT),
+        ("The task abort failed, so the disk hangs.", "E2", TASK_ABORT),
+        ("The SAS controller answered the notification.", "E2", NOTIFY),
+        ("The controller's firmware crashed.", "E2", NOTIFY),
+        ("NCCL registered its memory with the adapter.", "E3", REG_MR),
+        ("The GPU ran out of HBM while it registered memory.", "E3", REG_MR),
+        ("The InfiniBand cable is faulty.", "E3", REG_MR),
+        ("Device 12 could not register memory.", "E3", OFI),
+        ("All ranks failed to register memory.", "E3", OFI),
+        ("Registration worked at the second attempt.", "E3", OFI),
+        ("The tag 0 is valid for device 0.", "E3", TAG),
+        ("The packet was corrupted by a bad switch.", "E3", TAG),
+        ("The checkpoint was loaded with weights only.", "E3", UNPICKLE),
+        ("The checkpoint file is corrupt on disk.", "E3", UNPICKLE),
+        ("Rank 0 hit the end of the file.", "E3", EOF),
+        ("Rank 6 ran out of GPU memory.", "E3", EOF),
+        ("The job finished since it had no more input to train on.", "E3", EOF),
+        ("cuBLAS initialized on all GPUs.", "E3", CUBLAS),
+        ("The driver is too old for cuBLAS.", "E3", CUBLAS),
+        ("Node 10.0.3.189 was marked dead.", "E3", MISSED),
+        ("The node was powered off by its owner.", "E3", MISSED),
+        ("The detector received every heartbeat of 10.0.3.49.", "E3", MISSED),
+        ("Spilling failed as the disk was full.", "E3", SPILL),
+        ("65574 objects were spilled.", "E3", SPILL),
+        ("The GCS was right: the node had really died.", "E3", MISTAKEN),
+        ("The node sent heartbeats every 30 seconds.", "E3", MISTAKEN),
+        ("Step 63532.0 ended when it got its signal.", "E4", STEPD),
+        ("cn106 rebooted during the step.", "E4", STEPD),
+        ("The step was terminated on cn125.", "E4", STEPD),
+        ("The epilog created the enroot directory.", "E4", EPILOG),
+        ("The NVMe drive is full, so the directory could not be made.", "E4", EPILOG),
+        ("cn125 ran out of memory and killed task 0.", "E4", SRUN),
+        ("Task 0 exited normally.", "E4", SRUN),
+        ("c001 has the same configuration as the controller.", "E4", CONF),
+        ("c001 has 20 sockets too many.", "E4", COUNT),
+        ("slurmctld ignored the duplicate name and started.", "E4", DUPLICATE),
+        ("The sync took 10 seconds.", "E5", SYNC),
+        ("etcd lost its leader in term 4.", "E5", LEADER),
+        ("The driver answered nvidia-container-cli.", "E6", HOOK),
+        ("ml/sort-head uses 93 % of its memory.", "E8", RESOURCE),
+    ),
+    at_first={},
+)  # fmt: skip
+
+BATCHES: Mapping[str, Batch] = {
+    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH,
+}  # fmt: skip
