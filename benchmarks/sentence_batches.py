@@ -709,6 +709,186 @@ FIFTH = Batch(
     at_first={},
 )  # fmt: skip
 
+# The sixth batch, written when the rules of decision 075 were made and before they ran on it; lines of
+# stackhpc/ansible-slurm-appliance#114, clustervision/trinity#759, c3nl-neuraldynamics/c3nl_cluster#62,
+# esm-tools/esm_tools#1367, sgl-project/sglang#30532, #26357 and #14972, projectcalico/calico#6550, #6425 and #2040,
+# opsnull/follow-me-install-kubernetes-cluster#584, ayaka14732/llama-2-jax#20, jax-ml/jax#23599,
+# openshift-metal3/dev-scripts#363, canonical/hotsos#302, billimek/k8s-gitops#3, red-hat-storage/ocs-ci#6636,
+# clearlinux/distribution#2907, intel/compute-runtime#132, GPUOpen-LibrariesAndSDKs/MxGPU-Virtualization#17,
+# NVIDIA/gpu-monitoring-tools#188, NVIDIA/gpu-operator#414, NVIDIA/dcgm-exporter#46.
+MUNGE = "error: Munge decode failed: Expired credential"
+ENCODED = "auth/munge: _print_cred: ENCODED: Wed Sep 22 01:11:11 2021, DECODED: Wed Sep 22 14:11:30 2021"
+CREDENTIAL = "slurmctld[15918]: error: slurm_receive_msg: MESSAGE_NODE_REGISTRATION_STATUS has authentication error: Invalid credential"
+LAUNCH = "srun: error: Task launch for 1466614.0 failed on node compute-0-1: Job credential expired"
+PMIX = "mpi/pmix_v3: _direct_conn_establish: prod-137 [5]: pmixp_server.c:1285: Connection reject from 6(prod-141)"
+POOL = "[full] total=464256, available=768, evictable=432960, protected=30464, session_held=0, uncached=0"
+SCHEDULER = "[TP5] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"
+SIGQUIT = "SIGQUIT received. signum=None, frame=None. It usually means one child failed."
+DECODE = "[TP0] Decode batch, #running-req: 6, #token: 1920, token usage: 0.94, cuda graph: True, gen throughput (token/s): 446.45, #queue-req: 5"
+EXPIRED = 'failed to fetch node resource error=Get "https://10.233.0.1:443/api/v1/nodes": x509: certificate has expired or is not yet valid: current time 2022-08-12T19:18:19Z is after 2022-08-10T19:20:45Z'
+AUTHORITY = 'error adding pod to CNI network "k8s-pod-network": error getting ClusterInformation: x509: certificate signed by unknown authority'
+NODENAME = "NetworkPlugin cni failed to set up pod network: stat /var/lib/calico/nodename: no such file or directory: check that the calico/node container is running and has mounted /var/lib/calico/"
+BARRIER = "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names: /job:jax_worker/replica:0/task:1"
+COORDINATION = "/job:jax_worker/replica:0/task:37 has been set to ERROR in coordination service: UNAVAILABLE: heartbeat timeout. This indicates that the remote task has failed, got preempted, or crashed unexpectedly."
+SLOW_OPS = "cluster [WRN] Health check update: 3 slow ops, oldest one blocked for 65 sec, daemons [osd.12,osd.22,osd.6] have slow ops. (SLOW_OPS)"
+CLEARED = "cluster [INF] Health check cleared: SLOW_OPS (was: 2 slow ops, oldest one blocked for 262925 sec, mon.b has slow ops)"
+OSD = "cluster [INF] osd.1 failed (root=default,host=k8s-2) (2 reporters from different host after 23.000089 >= grace 20.000000)"
+SKEW = "[WRN] MON_CLOCK_SKEW: mon.b clock skew 0.386898s > max 0.05s (latency 0.00237396s)"
+HANG = "i915 0000:00:02.0: [drm] GPU HANG: ecode 12:1:0020fffe, in xdg-desktop-por [1676]"
+ENGINE_RESET = "i915 0000:00:02.0: [drm] *ERROR* GT0: GUC: Engine reset failed on 0:0 (rcs0) because 0x00000000"
+RCS = "i915 0000:00:02.0: Resetting rcs0 after gpu hang"
+GIM = "gim error:(wait_cmd_complete:1681) wait_cmd_complete -- time out after 0.101896997 sec"
+STALE = 'level=error msg="Failed to collect metrics with error: Error getting the latest value for fields: Host engine connection invalid/disconnected"'
+HOSTENGINE = 'level=fatal msg="Error connecting to nv-hostengine: Host engine connection invalid/disconnected"'
+NVML = "Error: Failed to initialize NVML"
+HEALTHY_PG = "pgs: 300 active+clean"
+FAN = "gpu_fan_speed_percent of gpu:GPU-0s1 [percent] rose from 38 to 96 in 600 s; least 37, most 97, 40 points"
+
+SIXTH = Batch(
+    evidence=(
+        log("E1", "slurm", "what the Slurm controller says", (0, MUNGE), (1, ENCODED), (10, CREDENTIAL), (20, LAUNCH), (30, PMIX)),
+        log("E2", "ml/serve", "log of ml/serve", (40, POOL), (41, SCHEDULER), (46, SIGQUIT), (20, DECODE), (100, BARRIER), (110, COORDINATION)),
+        log("E3", "pod:ml/serve-3", "what Kubernetes says of ml/serve-3", (120, EXPIRED), (130, AUTHORITY), (140, NODENAME)),
+        log("E4", "ceph", "log of ceph", (150, SLOW_OPS), (160, CLEARED), (170, OSD), (180, SKEW), (190, HEALTHY_PG)),
+        log("E5", "gpu-s05", "kernel events of gpu-s05", (200, HANG), (201, ENGINE_RESET), (202, RCS), (210, GIM)),
+        log("E6", "gpu-s06", "log of dcgm-exporter on gpu-s06", (220, STALE), (230, HOSTENGINE), (240, NVML)),
+        facts("E7", SERIES, "gpu_fan_speed_percent{gpu:GPU-0s1}", "fan speed of GPU-0s1", {"summary": FAN}),
+        facts("E8", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0s1": ["job:ml/serve", "node:gpu-s05", "pod:ml/serve-1"], "pod:ml/serve-3": ["job:ml/serve", "node:gpu-s07"],
+            "rank:ml/serve#5": ["job:ml/serve", "node:gpu-s05"]}}),
+    ),
+    context="Anomaly · job ml/serve",
+    right=(
+        ("Slurm's authentication fails because the munge credential has expired, typically a sign of clocks that differ.", "E1", MUNGE),
+        ("Munge rejected the credential as expired.", "E1", MUNGE),
+        ("The credential was encoded at 01:11:11 and decoded at 14:11:30, so the two machines' clocks are 13 hours apart.", "E1", ENCODED),
+        ("A node's registration was refused by slurmctld on account of an invalid credential.", "E1", CREDENTIAL),
+        ("Nodes cannot register with the controller: authentication error.", "E1", CREDENTIAL),
+        ("Different munge keys on node and controller may explain the invalid credential.", "E1", CREDENTIAL),
+        ("Task 1466614.0 could not be launched on compute-0-1, as its job credential had expired.", "E1", LAUNCH),
+        ("srun failed to start the step on compute-0-1.", "E1", LAUNCH),
+        ("prod-137 refused a PMIx connection from prod-141.", "E1", PMIX),
+        ("The connection between prod-141 and prod-137 was rejected in pmix_v3.", "E1", PMIX),
+        ("The KV pool is nearly exhausted: 768 of 464256 tokens are available.", "E2", POOL),
+        ("Most of the pool, 432960 tokens, could be evicted but was not.", "E2", POOL),
+        ("The scheduler of TP5 made no progress for 300 seconds and hit its watchdog.", "E2", SCHEDULER),
+        ("TP rank 5 hung; SGLang's watchdog fired after five minutes.", "E2", SCHEDULER),
+        ("The server received SIGQUIT, which usually means that a child process failed.", "E2", SIGQUIT),
+        ("One of the server's processes has probably died.", "E2", SIGQUIT),
+        ("At that time 94 % of the token capacity was in use and 5 requests were queued.", "E2", DECODE),
+        ("The engine was still generating about 446 tokens per second with 6 running requests.", "E2", DECODE),
+        ("calico-node cannot talk to the API server: the certificate expired on 2022-08-10.", "E3", EXPIRED),
+        ("The TLS certificate of the API server at 10.233.0.1:443 is out of date.", "E3", EXPIRED),
+        ("A certificate that ran out two days earlier blocks the request to the API server.", "E3", EXPIRED),
+        ("The pod could not join the network k8s-pod-network since its certificate comes from an unknown authority.", "E3", AUTHORITY),
+        ("TLS verification fails in the CNI plugin, perhaps after a rotation of the cluster's CA.", "E3", AUTHORITY),
+        ("The CNI plugin finds no /var/lib/calico/nodename, so calico-node is likely not running on this node.", "E3", NODENAME),
+        ("The pod's network could not be set up.", "E3", NODENAME),
+        ("The JAX workers did not all reach the barrier PjRT_Client_Connect in time; task 1 is missing.", "E2", BARRIER),
+        ("Task 1 never connected.", "E2", BARRIER),
+        ("The distributed start-up of JAX timed out at a barrier.", "E2", BARRIER),
+        ("JAX task 37 stopped sending heartbeats.", "E2", COORDINATION),
+        ("The coordination service lost task 37; it failed, was preempted or crashed.", "E2", COORDINATION),
+        ("Ceph reports 3 slow operations, the oldest blocked for 65 seconds.", "E4", SLOW_OPS),
+        ("OSDs 6, 12 and 22 are slow, which could mean failing or overloaded disks.", "E4", SLOW_OPS),
+        ("I/O to the Ceph cluster is delayed by more than a minute.", "E4", SLOW_OPS),
+        ("The slow operations are gone: Ceph cleared its SLOW_OPS warning.", "E4", CLEARED),
+        ("Ceph's monitor b had two slow operations, which have been cleared.", "E4", CLEARED),
+        ("osd.1 on host k8s-2 was declared failed after 23 s without an answer, beyond its grace of 20 s.", "E4", OSD),
+        ("Two reporters said that osd.1 was gone.", "E4", OSD),
+        ("The clock of mon.b is off by 0.39 s, far more than the permitted 0.05 s.", "E4", SKEW),
+        ("Time synchronization on mon.b is broken or not configured.", "E4", SKEW),
+        ("All 300 placement groups are active and clean.", "E4", HEALTHY_PG),
+        ("The Intel GPU at 0000:00:02.0 hung in process xdg-desktop-por (1676).", "E5", HANG),
+        ("A GPU hang was detected on gpu-s05.", "E5", HANG),
+        ("The reset of the render engine rcs0 failed.", "E5", ENGINE_RESET),
+        ("The driver was not able to reset engine rcs0, so the node probably needs a reboot.", "E5", ENGINE_RESET),
+        ("The kernel resets rcs0 after a GPU hang.", "E5", RCS),
+        ("The driver tried to recover by resetting the render engine.", "E5", RCS),
+        ("A command to the virtual GPU did not complete within 0.1 s.", "E5", GIM),
+        ("The GIM module timed out while it waited for a command.", "E5", GIM),
+        ("dcgm-exporter has lost its connection to the host engine and collects no metrics.", "E6", STALE),
+        ("The metrics of this node are possibly stale, as the exporter cannot read the latest values.", "E6", STALE),
+        ("dcgm-exporter cannot connect to nv-hostengine.", "E6", HOSTENGINE),
+        ("The host engine is most likely not running.", "E6", HOSTENGINE),
+        ("The exporter stopped with a fatal error.", "E6", HOSTENGINE),
+        ("NVML could not be initialized on gpu-s06.", "E6", NVML),
+        ("The failure to initialize NVML suggests that the driver is not loaded or a GPU is in an error state.", "E6", NVML),
+        ("The fan of GPU-0s1 went from 38 % to 96 % within ten minutes.", "E7", FAN),
+        ("The rising fan speed points to a cooling problem.", "E7", FAN),
+        ("Fan speed peaked at 97 %.", "E7", FAN),
+        ("The pod ml/serve-3 has no network.", "E3", NODENAME),
+        ("The engine's memory pool was full of evictable entries.", "E2", POOL),
+        ("The hang is in the graphics stack, not in the network.", "E5", HANG),
+        ("Authentication between the nodes' MPI processes is failing.", "E1", PMIX),
+    ),
+    wrong=(
+        ("The munge credential is valid.", "E1", MUNGE),
+        ("Munge is not installed on the node.", "E1", MUNGE),
+        ("The clocks of the two machines agree.", "E1", ENCODED),
+        ("The credential was decoded at 01:11:11.", "E1", ENCODED),
+        ("The node registered successfully with the controller.", "E1", CREDENTIAL),
+        ("The controller ran out of memory during registration.", "E1", CREDENTIAL),
+        ("The task was launched on compute-0-1.", "E1", LAUNCH),
+        ("The task failed on compute-0-2.", "E1", LAUNCH),
+        ("The job's time limit had expired.", "E1", LAUNCH),
+        ("prod-137 accepted the connection from prod-141.", "E1", PMIX),
+        ("A firewall between the nodes dropped the connection.", "E1", PMIX),
+        ("432960 tokens are available.", "E2", POOL),
+        ("The pool has plenty of room.", "E2", POOL),
+        ("The pool is full because of a memory leak.", "E2", POOL),
+        ("The scheduler of TP3 timed out.", "E2", SCHEDULER),
+        ("The watchdog timeout is 30 seconds.", "E2", SCHEDULER),
+        ("The scheduler recovered before the watchdog fired.", "E2", SCHEDULER),
+        ("An operator sent SIGQUIT to stop the server.", "E2", SIGQUIT),
+        ("All child processes failed.", "E2", SIGQUIT),
+        ("Six requests were waiting in the queue.", "E2", DECODE),
+        ("The engine was idle.", "E2", DECODE),
+        ("CUDA graphs were disabled.", "E2", DECODE),
+        ("The certificate is valid until 2022-08-12.", "E3", EXPIRED),
+        ("The API server is down.", "E3", EXPIRED),
+        ("An attacker replaced the certificate.", "E3", AUTHORITY),
+        ("The certificate was signed by a trusted authority.", "E3", AUTHORITY),
+        ("The pod was added to the network.", "E3", AUTHORITY),
+        ("The disk of the node is full, so nodename could not be written.", "E3", NODENAME),
+        ("calico-node is running and has mounted /var/lib/calico/.", "E3", NODENAME),
+        ("All tasks reached the barrier.", "E2", BARRIER),
+        ("Task 0 did not reach the barrier.", "E2", BARRIER),
+        ("The barrier failed since a GPU fell off the bus.", "E2", BARRIER),
+        ("Task 37 is healthy.", "E2", COORDINATION),
+        ("Task 37 was killed by the OOM killer.", "E2", COORDINATION),
+        ("Task 38 missed its heartbeats.", "E2", COORDINATION),
+        ("Ceph has 65 slow operations.", "E4", SLOW_OPS),
+        ("osd.12 has been replaced.", "E4", SLOW_OPS),
+        ("Ceph has no slow operations.", "E4", SLOW_OPS),
+        ("The slow operations continue on mon.b.", "E4", CLEARED),
+        ("The health check failed again.", "E4", CLEARED),
+        ("osd.1 answered within its grace period.", "E4", OSD),
+        ("osd.2 failed on host k8s-2.", "E4", OSD),
+        ("The disk under osd.1 has bad sectors.", "E4", OSD),
+        ("The clock of mon.b is within its limit.", "E4", SKEW),
+        ("The clock of mon.c is skewed.", "E4", SKEW),
+        ("Some placement groups are degraded.", "E4", HEALTHY_PG),
+        ("The GPU hang was caused by overheating.", "E5", HANG),
+        ("The GPU at 0000:03:00.0 hung.", "E5", HANG),
+        ("The process 1676 was killed.", "E5", HANG),
+        ("The engine was reset without problems.", "E5", ENGINE_RESET),
+        ("The reset of engine vcs1 failed.", "E5", ENGINE_RESET),
+        ("The reset failed because the firmware is outdated.", "E5", ENGINE_RESET),
+        ("rcs0 was reset before the hang.", "E5", RCS),
+        ("The command completed after 0.1 s.", "E5", GIM),
+        ("The virtual machine was migrated.", "E5", GIM),
+        ("The exporter collects fresh metrics.", "E6", STALE),
+        ("Prometheus dropped the metrics.", "E6", STALE),
+        ("dcgm-exporter is connected to nv-hostengine.", "E6", HOSTENGINE),
+        ("The exporter's pod was evicted.", "E6", HOSTENGINE),
+        ("NVML was initialized.", "E6", NVML),
+        ("The fan slowed down to 38 %.", "E7", FAN),
+        ("The fan of GPU-0s1 has failed.", "E7", FAN),
+    ),
+    at_first={},
+)  # fmt: skip
+
 BATCHES: Mapping[str, Batch] = {
-    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH,
+    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH,
 }  # fmt: skip
