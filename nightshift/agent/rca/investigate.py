@@ -344,10 +344,8 @@ class Investigator:
         items, claims = joined_evidence(lookup.ledger.items, earlier.claims, earlier.evidence)
         held = ground(claims, items).held
         # by the same numbers, as if they were claims
-        read = [
-            Claim(one.text, Predicate.EQUALS, (one.quote.evidence_id,), (one.quote,))
-            for one in quoted_sentences(earlier)
-        ]
+        before = quoted_sentences(earlier)
+        read = [Claim(one.text, Predicate.EQUALS, (one.quote.evidence_id,), (one.quote,)) for one in before]
         items, read = joined_evidence(items, read, earlier.evidence)
         for item in items[len(lookup.ledger.items) :]:
             lookup.ledger.items.append(item)
@@ -356,7 +354,7 @@ class Investigator:
             earlier,
             model=name,
             claims=held,
-            sentences=tuple(QuotedSentence(one.sentence, one.quotes[0]) for one in read),
+            sentences=tuple(replace(one, quote=new.quotes[0]) for one, new in zip(before, read, strict=True)),
             evidence=cited([*held, *read], items),
             note="",
             asked=earlier.asked + 1,
@@ -574,9 +572,9 @@ class Investigator:
                     claim = claims[given.claim - 1] if 0 < given.claim <= len(claims) else None
                     if claim is None:
                         raise Ungrounded("its claim does not hold")
-                    quote = quote_of_claim(text, claim, items, known)
+                    quoted = quote_of_claim(text, claim, items, known)
                 else:
-                    quote = quote_under(text, given.text, given.evidence_id, items, known)
+                    quoted = quote_under(text, given.text, given.evidence_id, items, known)
                 if followable(text):
                     raise Ungrounded("it holds an address or a command")
                 if _DECIDES.search(text):
@@ -585,7 +583,7 @@ class Investigator:
                 yield given, None, str(reason)
                 continue
             room -= len(text)
-            yield given, QuotedSentence(text, quote), ""
+            yield given, quoted, ""
 
     def _contest(self, concluded: _Conclusion, items: Sequence[Evidence], plan: str) -> Contest | None:
         """The model's objection to the plan, if its quote stands in a line of a log that speaks to no reader."""

@@ -128,6 +128,13 @@ class QuotedSentence:
 
     text: str
     quote: Quote
+    beyond: tuple[str, ...] = ()
+    """Words of the sentence that are not in what it rests on: the model's own."""
+
+    @property
+    def marked(self) -> str:
+        """The sentence as people see it, with the words that its quote does not have."""
+        return f"{self.text} (not in its quote: {', '.join(self.beyond)})" if self.beyond else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +202,7 @@ def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
         caveats.insert(0, f"the model reads it as {reading.cause.replace('_', ' ')}: the rules' cause remains")
     if reading.note:
         caveats.insert(0, reading.note)
-    suggested = " ".join(sentence.text for sentence in quoted_sentences(reading))
+    suggested = " ".join(sentence.marked for sentence in quoted_sentences(reading))
     suggested = suggested and f"the model suggests: {suggested}"
     return replace(
         diagnosis,
