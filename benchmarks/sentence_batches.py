@@ -889,6 +889,176 @@ SIXTH = Batch(
     at_first={},
 )  # fmt: skip
 
+# The seventh batch, written when the rules of decision 075 were finished; none was changed for it. Lines of
+# NVIDIA/gpu-operator#274, NVIDIA/nvtrust#51, NVIDIA/k8s-device-plugin#941, volcano-sh/volcano#4479 and #4311,
+# openucx/ucx#6000 and #2973, triton-inference-server/tensorrtllm_backend#66, NVIDIA/TensorRT-LLM#2440,
+# triton-inference-server/server#7950, systemd/systemd#42321, #2200 and #19149, coreos/bugs#334, wandb/wandb#4409 and #3329.
+NULL = "BUG: unable to handle kernel NULL pointer dereference at 00000000000000b1"
+RIP = "RIP: 0010:_nv031695rm+0x79/0x940 [nvidia]"
+CPU_33 = "CPU: 33 PID: 4564 Comm: sbatchd Kdump: loaded Tainted: P OE 4.18.0-305.3.1.el8_4.x86_64"
+GPF = "general protection fault, probably for non-canonical address 0x25b5f6bb1a24827e: 0000 [#1] SMP NOPTI"
+GANG = "0/0 tasks in gang unschedulable: pod group is not ready, 1 minAvailable"
+QUEUE_QUOTA = "queue resource quota insufficient"
+PODS = "pod group is not ready, 1 Pending, 1 minAvailable; Pending: 1 Unschedulable"
+RETRY = "[compute001:31180:0:31180] ib_mlx5_log.c:143  Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)"
+UCX = "[ast1815:6807 :0:6807] ib_mlx5_log.c:115  FATAL: Error on mlx5_3:1 QP 0xe6d7 wqe[7821]: Transport retry count exceeded (synd 0x15 vend 0x81) opcode SEND"
+BACKEND = "failed to load 'tensorrt_llm' version 2: Invalid argument: unable to find 'tensorrtllm/model.py' for model 'tensorrt_llm', in /opt/tritonserver/backends/tensorrtllm"
+ENSEMBLE = "Invalid argument: ensemble 'ensemble' depends on 'tensorrt_llm' which has no loaded version. Model 'tensorrt_llm' loading failed with error: version 1 is at UNAVAILABLE state"
+EMPTY = "[TensorRT-LLM][ERROR] Assertion failed: Both encoder and decoder model paths are empty"
+CREATING = "error: creating server: Internal - failed to load all models"
+UNLOADED = "successfully unloaded 'postprocessing' version 1"
+INFLIGHT = "Timeout 30: Found 0 model versions that have in-flight inferences"
+PRESSURE = "systemd-oomd[659]: Memory pressure for /system.slice is 85.03% > 80.00% for > 2s with reclaim activity"
+OOMD = "systemd[1]: systemd-journald.service: systemd-oomd killed 1 process(es) in this unit."
+JOURNALD = "systemd[1]: systemd-journald.service watchdog timeout!"
+JOURNAL = "systemd-journal[29620]: Permanent journal is using 640.0M (max allowed 4.0G, trying to leave 4.0G free of 32.2G available → current limit 4.0G)."
+MOTD = "systemd[1]: motdgen.service: Main process exited, code=exited, status=1/FAILURE"
+UNITS = "motdgen[5604]: Failed to list units: Connection timed out"
+STALE_HANDLE = "OSError: [Errno 116] Stale file handle"
+OPEN_FILES = "OSError: [Errno 24] Too many open files: '/tmp/wandb-cache/artifact.bin'"
+READS = "disk reads of node gpu-t01 fell from 940 MB/s to 12 MB/s in 300 s; least 11, most 955, 60 points"
+
+SEVENTH = Batch(
+    evidence=(
+        log("E1", "gpu-t01", "kernel events of gpu-t01", (0, NULL), (0.1, CPU_33), (0.2, RIP), (300, PRESSURE), (302, OOMD), (310, JOURNALD), (330, JOURNAL),
+            (340, UNITS), (341, MOTD)),
+        log("E2", "gpu-t02", "kernel events of gpu-t02", (5, GPF)),
+        log("E3", "ml/mix", "log of ml/mix", (60, RETRY), (61, UCX), (70, STALE_HANDLE), (75, OPEN_FILES)),
+        log("E4", "ml/triton", "log of ml/triton", (80, BACKEND), (81, EMPTY), (82, ENSEMBLE), (85, INFLIGHT), (86, UNLOADED), (90, CREATING)),
+        log("E5", "pod:ml/mix-1", "what Kubernetes says of ml/mix-1", (100, GANG), (110, QUEUE_QUOTA), (120, PODS)),
+        facts("E6", FACTS, "findings", "what the detectors said", {"summary": READS}),
+        facts("E7", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0t1": ["job:ml/mix", "node:gpu-t01", "pod:ml/mix-0"], "pod:ml/mix-1": ["job:ml/mix", "node:gpu-t02"],
+            "pod:ml/triton-0": ["job:ml/triton", "node:gpu-t03"]}}),
+    ),
+    context="Anomaly · node gpu-t01",
+    right=(
+        ("The kernel of gpu-t01 crashed on a NULL pointer at 01:00:00.", "E1", NULL),
+        ("The kernel dereferenced a NULL pointer (address 0xb1), a bug in kernel code or a driver.", "E1", NULL),
+        ("The crash happened inside the NVIDIA kernel module, in _nv031695rm.", "E1", RIP),
+        ("The faulting instruction belongs to the nvidia driver, so this points to a driver bug.", "E1", RIP),
+        ("Process sbatchd (pid 4564) was running on CPU 33 when the kernel crashed.", "E1", CPU_33),
+        ("The kernel is tainted by proprietary and out-of-tree modules.", "E1", CPU_33),
+        ("gpu-t02 hit a general protection fault.", "E2", GPF),
+        ("The kernel of gpu-t02 accessed a non-canonical address, which usually means corrupted memory or a bad pointer.", "E2", GPF),
+        ("No task of the gang can be scheduled, as the pod group is not ready.", "E5", GANG),
+        ("Volcano holds the gang back until at least one task is available.", "E5", GANG),
+        ("The queue's quota is too small for the job.", "E5", QUEUE_QUOTA),
+        ("The job waits since its queue has no quota left.", "E5", QUEUE_QUOTA),
+        ("One pod of the group is pending and cannot be scheduled.", "E5", PODS),
+        ("On compute001 the RoCE link mlx5_0:1 exceeded its transport retries.", "E3", RETRY),
+        ("Packets sent over mlx5_0 were not acknowledged, so the peer or the network path is likely down.", "E3", RETRY),
+        ("The RDMA transport on compute001 gave up after too many retries (syndrome 0x15).", "E3", RETRY),
+        ("UCX hit a fatal error on mlx5_3 port 1: a SEND was never acknowledged.", "E3", UCX),
+        ("ast1815 could not send over its queue pair 0xe6d7.", "E3", UCX),
+        ("Reading failed with a stale file handle, typically because the file was replaced or the NFS export changed on the server.", "E3", STALE_HANDLE),
+        ("A file on network storage became stale (errno 116).", "E3", STALE_HANDLE),
+        ("The process has reached its limit of open files.", "E3", OPEN_FILES),
+        ("Too many files are open, perhaps a leak of file descriptors.", "E3", OPEN_FILES),
+        ("Triton could not load version 2 of tensorrt_llm, since tensorrtllm/model.py does not exist.", "E4", BACKEND),
+        ("The backend folder /opt/tritonserver/backends/tensorrtllm lacks model.py; the image is likely the wrong one.", "E4", BACKEND),
+        ("TensorRT-LLM found no path for the encoder or the decoder model.", "E4", EMPTY),
+        ("The model paths are empty, which is a configuration mistake.", "E4", EMPTY),
+        ("The ensemble cannot start because tensorrt_llm is unavailable.", "E4", ENSEMBLE),
+        ("Model tensorrt_llm failed to load, and the ensemble needs it.", "E4", ENSEMBLE),
+        ("Triton exited: it was not able to load all its models.", "E4", CREATING),
+        ("The server could not be created.", "E4", CREATING),
+        ("The model postprocessing was unloaded without error.", "E4", UNLOADED),
+        ("No inference was in flight when the server stopped.", "E4", INFLIGHT),
+        ("The system slice of gpu-t01 was under memory pressure of 85 %, above the limit of 80 %.", "E1", PRESSURE),
+        ("Memory on gpu-t01 ran short: pressure stayed over 80 % for more than two seconds.", "E1", PRESSURE),
+        ("systemd-oomd killed a process of systemd-journald.", "E1", OOMD),
+        ("journald was killed for lack of memory at 01:05:02.", "E1", OOMD),
+        ("systemd-journald did not answer its watchdog.", "E1", JOURNALD),
+        ("The journal daemon hung.", "E1", JOURNALD),
+        ("The journal takes 640 MB of the 4 GB that it may use.", "E1", JOURNAL),
+        ("motdgen timed out when it tried to list systemd's units.", "E1", UNITS),
+        ("systemd on gpu-t01 did not respond to motdgen.", "E1", UNITS),
+        ("motdgen.service failed with status 1.", "E1", MOTD),
+        ("Disk reads on gpu-t01 collapsed from 940 MB/s to 12 MB/s within five minutes.", "E6", READS),
+        ("The drop in read throughput suggests a storage problem.", "E6", READS),
+        ("Reads are now about 1 % of what they were.", "E6", READS),
+        ("The node's kernel must be considered unreliable until it is rebooted.", "E1", NULL),
+        ("The nvidia module was involved in the crash.", "E1", RIP),
+        ("The gang of ml/mix-1 is unschedulable.", "E5", GANG),
+        ("The RoCE fabric between the nodes should be checked.", "E3", RETRY),
+        ("mlx5_0 may have lost its link or its peer.", "E3", RETRY),
+        ("The fault is in the serving image or its model repository, not in the GPU.", "E4", BACKEND),
+        ("Version 1 of tensorrt_llm is unavailable.", "E4", ENSEMBLE),
+        ("journald used 640 MB at 01:05:30.", "E1", JOURNAL),
+        ("wandb's cache file could not be opened.", "E3", OPEN_FILES),
+        ("The training process exhausted its file descriptors (errno 24).", "E3", OPEN_FILES),
+        ("The protection fault was the first on this kernel ([#1]).", "E2", GPF),
+        ("The pod group needs at least one pod.", "E5", GANG),
+        ("The retransmissions on compute001 were used up.", "E3", RETRY),
+        ("Memory pressure was the reason for the kill, judging by systemd-oomd.", "E1", OOMD),
+        ("A bug in the NVIDIA driver took down sbatchd's system call.", "E1", RIP),
+    ),
+    wrong=(
+        ("The kernel handled the NULL pointer without a crash.", "E1", NULL),
+        ("A cosmic ray flipped a bit of the pointer.", "E1", NULL),
+        ("The crash is in the mlx5 driver.", "E1", RIP),
+        ("The nvidia module was unloaded before the crash.", "E1", RIP),
+        ("CPU 33 is defective.", "E1", CPU_33),
+        ("The process with pid 33 crashed.", "E1", CPU_33),
+        ("gpu-t01 hit a general protection fault.", "E2", GPF),
+        ("The address 0x25b5f6bb1a24827e is canonical.", "E2", GPF),
+        ("Faulty GPU memory caused the protection fault.", "E2", GPF),
+        ("The gang was scheduled.", "E5", GANG),
+        ("The pod group is ready.", "E5", GANG),
+        ("Eight tasks of the gang are unschedulable.", "E5", GANG),
+        ("The queue's quota is sufficient.", "E5", QUEUE_QUOTA),
+        ("An administrator lowered the queue's quota.", "E5", QUEUE_QUOTA),
+        ("The pod is pending because its image is missing.", "E5", PODS),
+        ("The transport on compute002 exceeded its retries.", "E3", RETRY),
+        ("The packets were acknowledged after a retry.", "E3", RETRY),
+        ("A broken cable on mlx5_0 made the retries fail.", "E3", RETRY),
+        ("The adapter mlx5_1 exceeded its retry count.", "E3", RETRY),
+        ("The SEND completed on mlx5_3.", "E3", UCX),
+        ("An RDMA READ failed on mlx5_3.", "E3", UCX),
+        ("The switch dropped the packets because its buffers were full.", "E3", UCX),
+        ("The file handle is valid.", "E3", STALE_HANDLE),
+        ("The disk is full, hence the stale handle.", "E3", STALE_HANDLE),
+        ("The NFS server was rebooted.", "E3", STALE_HANDLE),
+        ("The process may open more files.", "E3", OPEN_FILES),
+        ("The disk quota of /tmp is exhausted.", "E3", OPEN_FILES),
+        ("tensorrt_llm version 2 was loaded.", "E4", BACKEND),
+        ("Version 1 of tensorrt_llm lacks its model.py.", "E4", BACKEND),
+        ("The GPU has too little memory for tensorrt_llm.", "E4", BACKEND),
+        ("The decoder path is set, the encoder path is empty.", "E4", EMPTY),
+        ("The assertion passed.", "E4", EMPTY),
+        ("The ensemble was loaded although tensorrt_llm was not.", "E4", ENSEMBLE),
+        ("Model tensorrt_llm is available.", "E4", ENSEMBLE),
+        ("The server was created and serves requests.", "E4", CREATING),
+        ("Triton crashed with a segmentation fault.", "E4", CREATING),
+        ("The model preprocessing was unloaded.", "E4", UNLOADED),
+        ("The model postprocessing could not be unloaded.", "E4", UNLOADED),
+        ("30 inferences were in flight.", "E4", INFLIGHT),
+        ("Memory pressure was 80 %, below the limit of 85 %.", "E1", PRESSURE),
+        ("The memory pressure went away by itself.", "E1", PRESSURE),
+        ("A training job leaked memory on gpu-t01.", "E1", PRESSURE),
+        ("systemd-oomd killed the training process.", "E1", OOMD),
+        ("systemd-oomd killed 659 processes.", "E1", OOMD),
+        ("journald survived the memory pressure.", "E1", OOMD),
+        ("journald answered its watchdog.", "E1", JOURNALD),
+        ("The journal's disk failed.", "E1", JOURNALD),
+        ("The journal has used up its limit of 4 GB.", "E1", JOURNAL),
+        ("The journal takes 32.2 GB.", "E1", JOURNAL),
+        ("motdgen listed the units.", "E1", UNITS),
+        ("motdgen.service exited cleanly.", "E1", MOTD),
+        ("motdgen.service was killed by the OOM killer.", "E1", MOTD),
+        ("Disk reads rose from 12 MB/s to 940 MB/s.", "E6", READS),
+        ("Disk writes fell to 12 MB/s.", "E6", READS),
+        ("Disk reads of gpu-t02 fell.", "E6", READS),
+        ("The drop lasted 60 seconds.", "E6", READS),
+        ("The read throughput has recovered.", "E6", READS),
+        ("Kdump failed to load.", "E1", CPU_33),
+        ("The pod group needs 12 pods.", "E5", GANG),
+        ("The kernel was upgraded to 4.18 just before.", "E1", CPU_33),
+    ),
+    at_first={},
+)  # fmt: skip
+
 BATCHES: Mapping[str, Batch] = {
-    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH,
+    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH,
 }  # fmt: skip
