@@ -3,6 +3,7 @@
 Each batch was committed before the rules of `nightshift.agent.rca.sentences` were run on it; what they did at the
 first try stands in `results/sentence_traps.json`. All are written by hand; no language model was asked. The lines
 are those of drivers, NCCL, PyTorch, Slurm and Kubernetes, from public reports. A wrong sentence has a true quote.
+From the fifth batch on, no test had used the lines before.
 """
 
 # ruff: noqa: E501 -- lines of logs are as long as they are
@@ -40,16 +41,16 @@ class Batch:
     right: Sequence[tuple[str, str, str]]
     wrong: Sequence[tuple[str, str, str]]
     at_first: Mapping[str, int]
-    """What the rules showed at the first try: `right` and `wrong` by the rules as they were when it was written,
-    `earlier_right` and `earlier_wrong` by those of decision 062."""
+    """What the rules showed at the first try: `right` and `wrong` by the rules as they were when it was written, of
+    these with no mark `right_unmarked` and `wrong_unmarked`; `earlier_right` and `earlier_wrong` by the rules before:
+    those of decision 062, from the fifth batch on those of decision 064."""
 
-    def refusal(self, sentence: str, name: str, quote: str) -> str:
-        """Why a sentence is not shown; empty where it is."""
+    def outcome(self, sentence: str, name: str, quote: str) -> str | tuple[str, ...]:
+        """Why a sentence is not shown; where it is, the words that are marked as its own."""
         try:
-            quote_under(sentence, quote, name, self.evidence, self.context)
+            return quote_under(sentence, quote, name, self.evidence, self.context).beyond
         except Ungrounded as reason:
             return str(reason)
-        return ""
 
 
 XID = "NVRM: Xid (PCI:0000:1b:00): 119, pid=2112, name=python3, Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL)."
@@ -706,7 +707,7 @@ FIFTH = Batch(
         ("The driver answered nvidia-container-cli.", "E6", HOOK),
         ("ml/sort-head uses 93 % of its memory.", "E8", RESOURCE),
     ),
-    at_first={},
+    at_first={"right": 57, "right_unmarked": 14, "wrong": 25, "wrong_unmarked": 9, "earlier_right": 34, "earlier_wrong": 22},
 )  # fmt: skip
 
 # The sixth batch, written when the rules of decision 075 were made and before they ran on it; lines of
@@ -886,10 +887,10 @@ SIXTH = Batch(
         ("The fan slowed down to 38 %.", "E7", FAN),
         ("The fan of GPU-0s1 has failed.", "E7", FAN),
     ),
-    at_first={},
+    at_first={"right": 50, "right_unmarked": 19, "wrong": 25, "wrong_unmarked": 7, "earlier_right": 42, "earlier_wrong": 14},
 )  # fmt: skip
 
-# The seventh batch, written when the rules of decision 075 were finished; none was changed for it. Lines of
+# The seventh batch, written when the rules of decision 075 marked what they could not check. Lines of
 # NVIDIA/gpu-operator#274, NVIDIA/nvtrust#51, NVIDIA/k8s-device-plugin#941, volcano-sh/volcano#4479 and #4311,
 # openucx/ucx#6000 and #2973, triton-inference-server/tensorrtllm_backend#66, NVIDIA/TensorRT-LLM#2440,
 # triton-inference-server/server#7950, systemd/systemd#42321, #2200 and #19149, coreos/bugs#334, wandb/wandb#4409 and #3329.
@@ -1056,7 +1057,7 @@ SEVENTH = Batch(
         ("The pod group needs 12 pods.", "E5", GANG),
         ("The kernel was upgraded to 4.18 just before.", "E1", CPU_33),
     ),
-    at_first={},
+    at_first={"right": 56, "right_unmarked": 20, "wrong": 25, "wrong_unmarked": 7, "earlier_right": 47, "earlier_wrong": 11},
 )  # fmt: skip
 
 BATCHES: Mapping[str, Batch] = {

@@ -234,23 +234,21 @@ _FORMS = {
 }  # fmt: skip
 """Forms of a word that share too few letters with it, and what logs shorten."""
 _PLAIN_WORDS = """
-a about above act after able account after against ago all almost alone along also although always among an and another any appear are around as ask
-at attempt away be because become been before begin began behind being below besides between beyond both bring brought but by call can
-cannot carry case cause certain clear cluster come came common consider consistent could current did different do doe does done detect differ due
-during each early either else enough even event ever every exact explain experience far few final first follow for former found from
-further gave get give given go going gone got had happen has have having he held hence her here hint hit hold host how however if
-immediate in indicate inside instead into is it its itself job judge just keep kept kind know known large last late later latter lead least
-leave left less let like likely list little log long look machine made main make many may mean meant might more moreover most move much
-must name near need neither never new next no node nor not note notice nothing now number observe occasion occur of off often old on
-once one only onto or other our out outside over own part pattern per perhaps place pod point possible presum previous probable process put
-quite rank rather reach reason receive record refer regular relate remain report request respective result return roughly run ran said
-same saw say second see seem seen send set several shall she should show shown side similar simple since sit situation so some
-soon speak start state step still such suddenly suggest suspect system take taken talk task tell ten than that the their them then
-there therefore these they thing think this those though three through throughout thus time to together told too took toward touch
-tri turn twice two type typical under unexpected until up upon us use usual value very via wait want was way we well went were
-what when where whether which while who whole will with within without word work worker would write written yet you zero
-four five six seven eight nine eleven twelve half third quarter anyone anything someone somebody everything everyone
-probably possibly presumably named logged min sec ms second minute hour day week millisecond utc percent gib mib kib tib byte watt bytes
+a able about above according after against ago all almost alone along also although always among an and another any anyone anything
+apart appear approximately are around as at be because become been before behind being below besides between beyond both but by
+can cannot case cause certain clear cluster consistent could current detect did differ different do does done due during each early either
+else enough even event ever every everyone everything exact explain far few final first for former found frequently from further had
+happen has have having he hence her here hint how however if immediate in indicate inside instead into is it its itself job judging just
+kind know known large last late later latter least less like likely little log logged long look machine main many may mean meant might
+more moreover most much must name named near need neither new next no node none nor not note nothing notice now number observe occur of
+off often old on once one only onto or other our out outside over own part per perhaps place pod point possible possibly presumably previous
+probable probably process quarter quite rank rather really reason recent refer regular relate report respective same saw say second see seem
+seen several shall she should show shown side similar simple since situation so some somebody someone something somewhat soon speak state still
+such suddenly suggest suspect system talk task tell than that the their them then there therefore these they thing think this those though
+through throughout thus time to together told too toward towards twice type typical typically under unexpected until up upon us usual usually
+value very via was way we well were what when where whether which while who whole whose why will with within without word worker would yet you
+go went gone come came get got become became take took taken make made give gave given zero two three four five six seven eight nine ten eleven twelve half third only sec min ms millisecond minute hour day week utc percent
+gib mib kib tib byte bytes watt
 """
 
 
@@ -264,7 +262,7 @@ def _root(word: str) -> str:
 
 
 _PLAIN = frozenset(map(_root, _PLAIN_WORDS.split()))
-"""Words that say nothing of a fault, units, and the things that each line of a cluster is about."""
+"""Words that say nothing by themselves or that report, units, and the things that each line of a cluster is about."""
 
 
 @lru_cache(maxsize=2048)
@@ -499,8 +497,8 @@ _ADDRESS = re.compile(r"(?i)\b(?:[0-9a-f]{2,4}:)+[0-9a-f]{2}(?:\.\d)?\b")
 def _numbers(text: str) -> set[float]:
     plain = _ADDRESS.sub(" ", text)
     found = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)", plain)
-    # "osd.12", "GPU0"
-    return {float(one) for one in (*found, *re.findall(r"[A-Za-z][.#_-]?(\d+)\b(?!\.\d)", plain))}
+    # "osd.12"
+    return {float(one) for one in (*found, *re.findall(r"[A-Za-z][.#_-](\d+)\b(?!\.\d)", plain))}
 
 
 def _bare(text: str) -> str:
@@ -633,14 +631,14 @@ _ILL = _words(
     r" oops sig(?:kill|term|segv|bus|abrt) shut(?:ting)?\s?down evict\w* out\s+of\s+\w+ exhaust\w* insufficient enospc too\s+\w+ low\s+on"
     r" exceed\w* run(?:s|ning)?\s+out ran\s+out nan inf diverg\w* overflow\w* corrupt\w* damag\w* defect\w* degraded truncated incomplete"
     r" invalid illegal mismatch\w* unsupported incompatible overheat\w* throttl\w* above\s+threshold denied forbidden unauthori[sz]ed refus\w+"
-    r" reject\w* uncorrect\w* unrecoverable double[\s-]?bit fatal slow(?:er|ly|s|ed)? lag\w* behind not[\s]?ready closed? required tainted?"
+    r" reject\w* uncorrect\w* unrecoverable double[\s-]?bit fatal slow(?:er|ly|s|ed)? lag\w* behind not[\s]?ready closed? required"
     r" preempt\w* needs? disk-?pressure violation warn(?:ing)? bug mistaken\w* duplicat\w*"
 )
 _SIDES = ((1, _WELL), (-1, _FAILS), (-1, _ILL))
 _DENIES = re.compile(
     r"(?i)\b(?:not(?! only)(?! (?:\w+ ){0,2}yet)|no(?! longer than)|never|without|neither|nor|cannot|can't|unable|fail(?:ed|s|ure|ing)? to|refus\w+ to"
     r"|free of|instead of|rather than|lack(?:s|ed)? of|hardly)\b"
-    r"|(?<![\w.:#=-])(?:0|zero)(?=\s[a-z]{3,}s\b)|(?<![\w.])0/\d+|n['’]t\b|\berrors?(?= [a-z]+ing\b)|\black(?:s|ed)?\b"
+    r"|(?<![\w.:#=-])(?:0|zero)(?=\s[a-z]{3,}s\b)|(?<![\w.])0/\d+|n['’]t\b|\berrors?:?(?= [a-z]+ing\b)|\black(?:s|ed)?\b"
 )
 _NOT = re.compile(r"(?i)not|never|cannot|can't|n.t|unable|fail|refus")
 _CANNOT = re.compile(r"(?i)(?:\b(?:can|could) ?n[o'’]t|unable|fail\w* to|refus\w+ to)$")
@@ -790,7 +788,7 @@ _ORDER = re.compile(
     r"|follow(?:s|ed|ing)|(?<=[,;] )then|(?<=and )then|first|subsequent\w*)\b"
 )
 _HOW_MANY = re.compile(
-    r"(?i)all|every\w*|each|none|nothing|nobody|always|entire\w*|whole|completely|majority|nowhere|both"
+    r"(?i)all|only|every\w*|each|none|nothing|nobody|always|entire\w*|whole|completely|majority|nowhere|both"
 )
 _REASON = re.compile(
     r"(?i)\b(?:because(?: of)?|due to|caused by|triggered by|as a result of|owing to|since(?! \d))\s+([^.,;:]{3,90}?)"
