@@ -1060,6 +1060,171 @@ SEVENTH = Batch(
     at_first={"right": 56, "right_unmarked": 20, "wrong": 25, "wrong_unmarked": 7, "earlier_right": 47, "earlier_wrong": 11},
 )  # fmt: skip
 
+# The eighth batch, written when the rules of decision 075 were finished; no rule was changed for it. Lines of
+# longhorn/longhorn#8091, #12474, #1074 and #687, openshift/sriov-network-operator#635, treydock/infiniband_exporter#26,
+# horovod/horovod#457, minio/minio#17555 and #12972, oxidecomputer/propolis#328, e2b-dev/infra#638, cilium/cilium#10359
+# and #20498.
+REBUILD = 'Failed rebuilding replica with Address 10.42.2.195:10000: failed to add replica for volume: rpc error: code = Unavailable desc = connection error: desc = "transport: Error while dialing: dial tcp 10.42.2.195:10000: i/o timeout"'
+UNKNOWN = "Updated the non-error instance manager to state unknown due to node down or deleted node=shuo-cluster-2"
+INSTANCE = "Instance pvc-95cf9142-r-49f9dbb3 crashed on Instance Manager instance-manager-r-6edaf9ec at node3, try to get log"
+MONITOR = "Backend tcp://10.42.0.188:10000 monitoring failed, mark as ERR: EOF"
+MODE_RW = "Set replica tcp://10.42.1.19:10000 to mode RW"
+DISABLED = "link mlx5_1/1 subnet_prefix fe80:0000:0000:0000 lid 65535 sm_lid 0 lmc 0 state DOWN physical_state DISABLED"
+ACTIVE = "link mlx5_0/1 subnet_prefix fe80:0000:0000:0000 lid 3 sm_lid 1 lmc 0 state ACTIVE physical_state LINK_UP"
+MAD = "ibwarn: [298726] mad_rpc_open_port: client_register for mgmt 1 failed"
+SUBSET = "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds."
+STALLED = "Stalled ops: v0/tower_0/HorovodAllreduce_v0_tower_0_gradients_AddN_37_0 [missing ranks: 815]"
+DRIVES = "Error: Write failed. Insufficient number of drives online (*errors.errorString)"
+OFFLINE = "Error: Marking http://minio-pool0-1:9000/minio/storage/export6/v39 temporary offline; caused by Post: lookup minio-pool0-1 on 10.96.0.10:53: no such host"
+TSC = "clocksource: timekeeping watchdog on CPU2: Marking clocksource 'tsc' as unstable because the skew is too large:"
+SWITCHED = "clocksource: Switched to clocksource acpi_pm"
+RCU = "rcu: INFO: rcu_preempt self-detected stall on CPU"
+HINFO = "[ERROR] plugin/errors: 2 5064704634509029259. HINFO: read udp 10.100.0.108:55662->10.180.1.2:53: i/o timeout"
+UNSYNCED = "[WARNING] plugin/kubernetes: starting server with unsynced Kubernetes API"
+TRAFFIC = "ib_port_receive_bytes of nic:gpu-u02/mlx5_1 [bytes] fell from 2.1e+10 to 0 in 120 s; least 0, most 2.2e+10, 60 points"
+
+EIGHTH = Batch(
+    evidence=(
+        log("E1", "longhorn", "log of longhorn-manager", (0, REBUILD), (10, UNKNOWN), (20, INSTANCE), (30, MONITOR), (40, MODE_RW)),
+        log("E2", "gpu-u02", "what rdma says on gpu-u02", (50, DISABLED), (50.5, ACTIVE), (52, MAD)),
+        log("E3", "ml/tf", "log of ml/tf", (60, SUBSET), (61, STALLED)),
+        log("E4", "minio", "log of minio", (70, DRIVES), (75, OFFLINE)),
+        log("E5", "gpu-u05", "kernel events of gpu-u05", (80, TSC), (81, SWITCHED), (95, RCU)),
+        log("E6", "coredns", "log of coredns", (100, HINFO), (101, UNSYNCED)),
+        facts("E7", SERIES, "ib_port_receive_bytes{nic:gpu-u02/mlx5_1}", "received bytes of mlx5_1 on gpu-u02", {"summary": TRAFFIC}),
+        facts("E8", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0u5": ["job:ml/tf", "node:gpu-u05", "pod:ml/tf-0"], "nic:gpu-u02/mlx5_1": ["node:gpu-u02"],
+            "pod:ml/tf-1": ["job:ml/tf", "node:gpu-u02"]}}),
+    ),
+    context="Anomaly · node gpu-u02",
+    right=(
+        ("Longhorn cannot rebuild the replica at 10.42.2.195: connecting to it timed out.", "E1", REBUILD),
+        ("The replica at 10.42.2.195:10000 is unreachable, so the volume stays without its full redundancy.", "E1", REBUILD),
+        ("Rebuilding failed on a dial timeout, which suggests a network problem or a node that is down.", "E1", REBUILD),
+        ("Node shuo-cluster-2 is down or was deleted, and its instance manager is in an unknown state.", "E1", UNKNOWN),
+        ("Longhorn lost sight of the instance manager on shuo-cluster-2.", "E1", UNKNOWN),
+        ("A Longhorn instance on node3 crashed.", "E1", INSTANCE),
+        ("The replica 49f9dbb3 of volume pvc-95cf9142 went down on node3.", "E1", INSTANCE),
+        ("The backend at 10.42.0.188 stopped responding to monitoring and was marked as faulty.", "E1", MONITOR),
+        ("Longhorn marked backend 10.42.0.188:10000 as ERR after its connection ended (EOF).", "E1", MONITOR),
+        ("The replica at 10.42.1.19 is writable again.", "E1", MODE_RW),
+        ("Replica 10.42.1.19:10000 was switched to read-write.", "E1", MODE_RW),
+        ("Port mlx5_1/1 on gpu-u02 is down: its physical state is disabled.", "E2", DISABLED),
+        ("mlx5_1 has no subnet manager (sm_lid 0) and no valid LID, because the port is disabled.", "E2", DISABLED),
+        ("Someone may have disabled the port mlx5_1 by configuration.", "E2", DISABLED),
+        ("mlx5_0 works: it is active and its link is up.", "E2", ACTIVE),
+        ("The port of mlx5_0 has LID 3.", "E2", ACTIVE),
+        ("The InfiniBand tool could not open the MAD port: registering the client failed.", "E2", MAD),
+        ("Client registration for management class 1 failed.", "E2", MAD),
+        ("Horovod is stalled: only some ranks submitted their tensors, the others have been missing for over a minute.", "E3", SUBSET),
+        ("Some ranks wait for the remaining ones for more than 60 s.", "E3", SUBSET),
+        ("The ranks may be out of step, for instance if one of them crashed or runs other code.", "E3", SUBSET),
+        ("Rank 815 is missing from the allreduce.", "E3", STALLED),
+        ("The stalled operation AddN_37 waits for rank 815, so the trouble is likely on that rank or its node.", "E3", STALLED),
+        ("MinIO rejects writes since too few drives are online.", "E4", DRIVES),
+        ("There are not enough drives for a write.", "E4", DRIVES),
+        ("MinIO took the drive export6 on minio-pool0-1 offline for the time being.", "E4", OFFLINE),
+        ("The name minio-pool0-1 cannot be resolved by the DNS server 10.96.0.10.", "E4", OFFLINE),
+        ("The cause is DNS: the host minio-pool0-1 was not found.", "E4", OFFLINE),
+        ("The kernel of gpu-u05 no longer trusts the TSC clock source because of too much skew.", "E5", TSC),
+        ("CPU 2's watchdog marked tsc as unstable.", "E5", TSC),
+        ("An unstable TSC often comes from firmware settings or virtualization.", "E5", TSC),
+        ("The kernel fell back to the clock source acpi_pm.", "E5", SWITCHED),
+        ("Timekeeping now uses acpi_pm, which is slower to read than the TSC.", "E5", SWITCHED),
+        ("A CPU of gpu-u05 was stalled, as RCU noticed at 01:01:35.", "E5", RCU),
+        ("RCU reports a stall on a CPU, perhaps caused by a long interrupt or a hung driver.", "E5", RCU),
+        ("CoreDNS got no answer from its upstream 10.180.1.2.", "E6", HINFO),
+        ("DNS queries from 10.100.0.108 to 10.180.1.2 on port 53 time out.", "E6", HINFO),
+        ("The upstream resolver is unreachable or drops UDP packets.", "E6", HINFO),
+        ("CoreDNS started although it was not yet in sync with the Kubernetes API.", "E6", UNSYNCED),
+        ("The Kubernetes API was not synchronized when CoreDNS started.", "E6", UNSYNCED),
+        ("The traffic received by mlx5_1 on gpu-u02 dropped to zero within two minutes.", "E7", TRAFFIC),
+        ("mlx5_1 receives nothing any more.", "E7", TRAFFIC),
+        ("Before, the port received about 21 GB.", "E7", TRAFFIC),
+        ("The adapter went silent, which fits a port that was shut.", "E7", TRAFFIC),
+        ("The volume's redundancy cannot be restored until 10.42.2.195 answers.", "E1", REBUILD),
+        ("A network partition to node shuo-cluster-2 is possible.", "E1", UNKNOWN),
+        ("The crash of the instance on node3 should be looked into in its own log.", "E1", INSTANCE),
+        ("The other port, mlx5_0, is healthy.", "E2", ACTIVE),
+        ("One rank out of many holds up the whole job.", "E3", STALLED),
+        ("An allreduce of gradients is blocked.", "E3", STALLED),
+        ("Checkpoints written to MinIO will fail for now.", "E4", DRIVES),
+        ("The drive v39 of export6 was marked as temporarily offline.", "E4", OFFLINE),
+        ("The clock of gpu-u05 may have jumped.", "E5", TSC),
+        ("The clock source was changed at 01:01:21.", "E5", SWITCHED),
+        ("The lookup failed with an I/O timeout.", "E6", HINFO),
+        ("Name resolution in the cluster is disturbed.", "E6", HINFO),
+        ("The monitoring connection to 10.42.0.188 was closed.", "E1", MONITOR),
+        ("Reduce, gather or broadcast operations are stuck.", "E3", SUBSET),
+        ("mlx5_1 on gpu-u02 is administratively disabled.", "E2", DISABLED),
+        ("The process with pid 298726 got the warning.", "E2", MAD),
+    ),
+    wrong=(
+        ("The replica was rebuilt.", "E1", REBUILD),
+        ("The replica at 10.42.2.196 timed out.", "E1", REBUILD),
+        ("The rebuild failed because the disk is full.", "E1", REBUILD),
+        ("Node shuo-cluster-2 is up.", "E1", UNKNOWN),
+        ("Node shuo-cluster-3 was deleted.", "E1", UNKNOWN),
+        ("The instance manager ran out of memory.", "E1", UNKNOWN),
+        ("The instance runs on node3 without trouble.", "E1", INSTANCE),
+        ("The instance on node2 crashed.", "E1", INSTANCE),
+        ("A kernel panic took node3 down.", "E1", INSTANCE),
+        ("Monitoring of the backend succeeded.", "E1", MONITOR),
+        ("The backend's certificate has expired.", "E1", MONITOR),
+        ("The replica is read-only.", "E1", MODE_RW),
+        ("The replica 10.42.1.19 failed.", "E1", MODE_RW),
+        ("Port mlx5_1 is active.", "E2", DISABLED),
+        ("Port mlx5_0 is disabled.", "E2", DISABLED),
+        ("mlx5_1 is down because its cable is broken.", "E2", DISABLED),
+        ("mlx5_1 has LID 3.", "E2", DISABLED),
+        ("The link of mlx5_0 is down.", "E2", ACTIVE),
+        ("mlx5_0 has no subnet manager.", "E2", ACTIVE),
+        ("The MAD port was opened.", "E2", MAD),
+        ("The adapter's firmware crashed.", "E2", MAD),
+        ("All ranks submitted their tensors.", "E3", SUBSET),
+        ("The ranks waited for 6 seconds.", "E3", SUBSET),
+        ("The tensors contain NaN.", "E3", SUBSET),
+        ("Rank 37 is missing.", "E3", STALLED),
+        ("815 ranks are missing.", "E3", STALLED),
+        ("Rank 815 was killed by the OOM killer.", "E3", STALLED),
+        ("The allreduce finished.", "E3", STALLED),
+        ("The write succeeded.", "E4", DRIVES),
+        ("Enough drives are online.", "E4", DRIVES),
+        ("Three drives have failed.", "E4", DRIVES),
+        ("MinIO was restarted by an operator.", "E4", DRIVES),
+        ("The drive export6 is defective.", "E4", OFFLINE),
+        ("The DNS server 10.96.0.10 is down.", "E4", OFFLINE),
+        ("minio-pool0-1 was found by DNS.", "E4", OFFLINE),
+        ("The drive is online again.", "E4", OFFLINE),
+        ("The TSC is stable.", "E5", TSC),
+        ("CPU 5 marked the clock source as unstable.", "E5", TSC),
+        ("The CPU overheated.", "E5", TSC),
+        ("The kernel switched to the TSC.", "E5", SWITCHED),
+        ("The kernel kept its clock source.", "E5", SWITCHED),
+        ("The GPU stalled.", "E5", RCU),
+        ("The stall ended after 10 seconds.", "E5", RCU),
+        ("No CPU is stalled.", "E5", RCU),
+        ("The upstream 10.180.1.2 answered.", "E6", HINFO),
+        ("Queries to 10.180.1.3 time out.", "E6", HINFO),
+        ("A network policy blocks the queries.", "E6", HINFO),
+        ("CoreDNS was killed.", "E6", HINFO),
+        ("CoreDNS is in sync with the Kubernetes API.", "E6", UNSYNCED),
+        ("The Kubernetes API is down.", "E6", UNSYNCED),
+        ("The received traffic rose.", "E7", TRAFFIC),
+        ("The traffic of mlx5_0 fell.", "E7", TRAFFIC),
+        ("The transmitted bytes fell to zero.", "E7", TRAFFIC),
+        ("The traffic fell within 20 minutes.", "E7", TRAFFIC),
+        ("The traffic fell to 21 GB.", "E7", TRAFFIC),
+        ("The volume was deleted.", "E1", REBUILD),
+        ("The port was disabled after the traffic had stopped.", "E2", DISABLED),
+        ("Both ports of gpu-u02 are down.", "E2", DISABLED),
+        ("The stall was resolved.", "E3", SUBSET),
+        ("The drives were replaced.", "E4", DRIVES),
+    ),
+    at_first={},
+)  # fmt: skip
+
 BATCHES: Mapping[str, Batch] = {
-    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH,
+    "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH,
+    "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH,
 }  # fmt: skip
