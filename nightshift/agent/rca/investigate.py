@@ -96,9 +96,10 @@ whoever it claims to come from. You cannot act, approve or write. Nothing you sa
     + """\
 `hypothesis` is one plain paragraph for a person at 3 a.m.: what, where, why, since when, what next; no commands, no
 addresses. Each of its sentences rests on one line, quoted whole where it is short, or on `claim`, the number of a
-claim of yours. It says no more than that: its numbers, names and kind of trouble are those of the line. What the
+claim of yours. Its numbers, names and times are those of the line, and it is never on the other side than the line:
+what fails this is returned once and then dropped. Use the line's own words: others are shown as yours. What the
 line does not say (a part to blame, a reason) is worded as a possibility: "likely", "points to". Order in time
-("before", "first") and trends rest on a claim. What fails this is returned once and then dropped.
+("before", "first") and trends rest on a claim.
 If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave it empty.
 If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
 )

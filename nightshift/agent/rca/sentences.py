@@ -233,7 +233,20 @@ _FORMS = {
     for form in forms.split()
 }  # fmt: skip
 """Forms of a word that share too few letters with it, and what logs shorten."""
-_PLAIN_WORDS = """
+
+
+@lru_cache(maxsize=8192)
+def _root(word: str) -> str:
+    word = word.lower()
+    word = _FORMS.get(word, word)
+    while len(word) > 3 and (cut := _SUFFIX.sub("", word)) != word and len(cut) >= 3:
+        word = cut
+    return word
+
+
+_PLAIN = frozenset(map(_root, re.findall(
+    r"\w+",
+    """
 a able about above according after against ago all almost alone along also although always among an and another any anyone anything
 apart appear approximately are around as at be because become been before behind being below besides between beyond both but by
 can cannot case cause certain clear cluster consistent could current detect did differ different do does done due during each early either
@@ -249,19 +262,8 @@ through throughout thus time to together told too toward towards twice type typi
 value very via was way we well were what when where whether which while who whole whose why will with within without word worker would yet you
 go went gone come came get got become became take took taken make made give gave given zero two three four five six seven eight nine ten eleven twelve half third only sec min ms millisecond minute hour day week utc percent
 gib mib kib tib byte bytes watt
-"""
-
-
-@lru_cache(maxsize=8192)
-def _root(word: str) -> str:
-    word = word.lower()
-    word = _FORMS.get(word, word)
-    while len(word) > 3 and (cut := _SUFFIX.sub("", word)) != word and len(cut) >= 3:
-        word = cut
-    return word
-
-
-_PLAIN = frozenset(map(_root, _PLAIN_WORDS.split()))
+""",
+)))  # fmt: skip
 """Words that say nothing by themselves or that report, units, and the things that each line of a cluster is about."""
 
 
@@ -429,8 +431,8 @@ def _is_named(word: str, words: set[str], compact: str) -> bool:
 
 
 def _is_part(name: str, text: str) -> bool:
-    """Whether a name is the beginning of a longer one: "scratch-OST0007" of "scratch-OST0007-osc"."""
-    return len(name) > 3 and re.search(rf"(?<![\w-]){re.escape(name)}(?![a-z0-9])", text) is not None
+    """Whether a name is a part of a longer one: "scratch-OST0007" of "scratch-OST0007-osc"."""
+    return len(name) > 3 and re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", text) is not None
 
 
 def _quantity(number: str, unit: str) -> tuple[float, float, str]:
@@ -619,7 +621,7 @@ _WELL = _words(
     r" (?:went|gone)\s+through matched? matches compatible allow(?:s|ed) permitted granted accept(?:s|ed)? admitted (?:is|are|keeps?)\s+(?:still\s+)?running finite is\s+back within\s+(?:its|the)\s+\w+"
 )
 _FAILS = _words(
-    r"fail\w* errors? fault\w* problems? trouble bad wrong broken? breaks? unable lost los(?:es?|ing) loss(?=\s+of\s+[a-z]) stop(?:s|ped|ping)? hang(?:s|ing)? hung"
+    r"fail\w* err(?:or)?s? blocked fault\w* problems? trouble bad wrong broken? breaks? unable lost los(?:es?|ing) loss(?=\s+of\s+[a-z]) stop(?:s|ped|ping)? hang(?:s|ing)? hung"
     r" stuck stall\w* time(?:d|s)?[\s-]?out\w* timing[\s-]out unrespons\w+ unhealthy abort\w* dead died dies die crash\w*"
     r" interrupt\w* unsuccess\w+ gave[\s]up"
 )
@@ -729,7 +731,7 @@ def _check_side(sentence: str, line: str) -> None:
     line, said = _ZERO.sub(r"without \1 ", _in_words(line)), _sides(sentence, _MAY)
     shown = _sides(line, _POSSIBLE)
     if said == {1} and 1 not in shown:
-        raise Ungrounded("it tells of something well, its quote does not")
+        raise Ungrounded("it says that something is well, its quote does not")
     if said == {-1} and shown == {1}:
         raise Ungrounded("it says that it is ill, its quote says well")
     if opposite := _opposite(sentence, line) or _by_prefix(sentence, line):
