@@ -35,7 +35,7 @@ RCA_EVALS = Table(
             lambda r: f"{r['right']} of {r['opened']}"),
         Row("bad reader: right as shown on the page", "results/readers/bad",
             lambda r: f"{r['right']} of {r['opened']}", "0"),
-        Row("bad reader: answers shown; of these with the words named that their quote lacks", "results/readers/bad",
+        Row("bad reader: answers shown; of these with marked words", "results/readers/bad",
             lambda r: f"{r['shown']}; {r['shown_marked']}"),
         Row("unsupported sentences shown, both readers", "results/readers",
             lambda r: str(r["good"]["unsupported"] + r["bad"]["unsupported"]), "0"),
@@ -53,7 +53,6 @@ MODEL_BESIDE = Table(
         Row("approvals refused for it", "results/approvals_refused", number("", 1, 0), "0"),
     ),
 )  # fmt: skip
-
 
 
 def _at_first(kind: str, *fields: str) -> Callable[[Any], str]:
@@ -75,15 +74,17 @@ TRAPS = Table(
     (
         Row("right sentences shown, by the rules before → now", "results/batches",
             _at_first("right", "earlier_right", "right"), "≥ 90 %"),
-        Row("wrong sentences shown with no word named, before → now", "results/batches",
+        Row("wrong sentences shown with no word marked, before → now", "results/batches",
             _at_first("wrong", "earlier_wrong", "wrong_unmarked"), "≤ 5 %"),
-        Row("wrong sentences shown, named words or not, before → now", "results/batches",
+        Row("wrong sentences shown, marked or not, before → now", "results/batches",
             _at_first("wrong", "earlier_wrong", "wrong")),
-        Row("the last batch alone: right shown, wrong shown with no word named", "results/batches/eighth",
-            lambda b: f"{b['at_first']['right']} of {b['right']}, {b['at_first']['wrong_unmarked']} of {b['wrong']}"),
+        Row("the last batch alone: right shown, wrong shown with no word marked", "results/batches/eighth",
+            lambda b: (
+                f"{b['at_first']['right']} of {b['right']}, {b['at_first']['wrong_unmarked']} of {b['wrong']}"
+            )),
     ),
-    "All are written manually; no language model was asked. A batch was committed before any rule ran on it. Between two "
-    "batches the rules changed, so the last batch is nearest to what a new incident meets.",
+    "All are written manually; no language model was asked. A batch was committed before any rule ran on it. "
+    "Between two batches the rules changed, so the last batch is nearest to what a new incident meets.",
 )  # fmt: skip
 SENTENCES = Table(
     "Numbers in sentences, evaluated again from their evidence",

@@ -152,7 +152,7 @@ def _model_words(incident: Incident) -> str:
 
 
 def _is_marked(incident: Incident) -> bool:
-    """Whether each sentence of the model is shown with words that its quote does not have."""
+    """Whether each sentence of the model is shown with marked words."""
     said = () if incident.reading is None else quoted_sentences(incident.reading)
     return bool(said) and all(one.beyond for one in said)
 

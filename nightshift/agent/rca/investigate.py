@@ -563,7 +563,7 @@ class Investigator:
         """Each sentence of the hypothesis as the model gave it, as it may be shown, and why it may not be."""
         room, claims = MAX_PROSE, [claim if not why else None for _, claim, why in self.judged(concluded, items)]
         for given in _one_by_one(concluded.hypothesis[: 2 * MAX_SENTENCES]):
-            text = " ".join(self.redact(given.sentence[: 2 * MAX_PROSE]).split())
+            text = " ".join(re.sub("[‹›]", "", self.redact(given.sentence[: 2 * MAX_PROSE])).split())
             if not text:
                 continue
             try:

@@ -11,7 +11,7 @@ part of it that can be checked speaks against the quoted line:
 - *Order, reason.* "Before" needs both sides in the line, "because" a reason of which the line has a word.
 
 The rest is English, and no rule can tell whether "a cable" follows from "Link down". So the words of a sentence that
-neither its line, nor its item, nor the rules have are listed, and people see them beside it as the model's own.
+neither its line, nor its item, nor the rules have are marked, and people see that they are the model's own.
 """
 
 # ruff: noqa: E501 -- patterns are as long as they are
@@ -52,8 +52,6 @@ REACH = 5
 """A denial counts for so many words after it."""
 NEAR_WORDS = 4
 """A number counts what stands within so many words of it."""
-MAX_OWN_WORDS = 4
-"""So many of a sentence's own words are listed."""
 
 
 def quote_under(
@@ -317,8 +315,8 @@ def own_words(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> tuple
             or (_HOW_MANY.fullmatch(word) and not _has(line.text, word))
             or ("gpu" in parts and not re.search(r"(?i)gpu", f"{line.text} {line.about} {line.means}"))
         ):
-            found.setdefault((own or ["gpu"])[0], word)
-    return tuple(found.values())[:MAX_OWN_WORDS]
+            found.setdefault(word, word)
+    return tuple(found.values())
 
 
 def _check_matter(sentence: str, line: _Line, places: Mapping[str, str]) -> None:

@@ -160,7 +160,10 @@ def test_a_sentence_is_labelled_and_quoted_and_a_dissent_is_said_and_changes_not
     rules_stand(told)
     assert len(asked) == 1
     assert told.caveats[0] == "the model reads it as throttle: the rules' cause remains"
-    assert told.hypothesis == "the model suggests: The driver <!channel> logged an Xid. (not in its quote: channel)"
+    assert (
+        told.hypothesis
+        == "the model suggests (words in ‹ › are not in its quotes): The driver <!‹channel›> logged an Xid."
+    )
     assert "Hypothesis: the model suggests" in page
     assert "(not proven)" in page
     assert QUOTE[:60] in page.partition("the model suggests")[2].partition("\n")[2]
