@@ -1,9 +1,9 @@
-"""Sentences that a rule should refuse although their quote is real, and honest ones that it should show.
+"""Sentences that a rule should refuse or mark although their quote is real, and honest ones that it should show.
 
 `python -m benchmarks.sentence_traps` writes `results/sentence_traps.json`. The evidence's lines are those that
 drivers, NCCL, Kubernetes and file systems write. All sentences are of our making. A trap's quote is in the
-evidence, byte for byte, and shares a word with the sentence; the sentence says another thing. The kinds under
-`BEYOND_RULES` are about meaning alone: the result counts those that pass, and no rule is expected to stop them.
+evidence, byte for byte, and shares a word with the sentence; the sentence says another thing. It passes where it
+is shown with none of its words marked. The kinds under `BEYOND_RULES` are about meaning alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 from benchmarks.report import write
 from benchmarks.sentence_batches import BATCHES, Batch
-from nightshift.agent.rca.figures import Ungrounded
-from nightshift.agent.rca.sentences import quote_under
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
 from nightshift.version import commit
 
@@ -204,34 +202,34 @@ HONEST_AFTER: Sequence[tuple[str, str, str]] = (
 )
 
 
-def refusal(sentence: str, name: str, quote: str) -> str:
-    """Why a sentence is not shown; empty where it is."""
-    try:
-        quote_under(sentence, quote, name, EVIDENCE, CONTEXT)
-    except Ungrounded as reason:
-        return str(reason)
-    return ""
+BOOK = Batch(EVIDENCE, CONTEXT, HONEST, (), {})
+
+
+def outcome(sentence: str, name: str, quote: str) -> str | tuple[str, ...]:
+    """Why a sentence is not shown; where it is, the words that are marked as its own."""
+    return BOOK.outcome(sentence, name, quote)
 
 
 def _passed(rows: Mapping[str, Sequence[tuple[str, str, str]]]) -> dict[str, list[str]]:
-    return {kind: [row[0] for row in traps if not refusal(*row)] for kind, traps in rows.items()}
+    return {kind: [row[0] for row in traps if outcome(*row) == ()] for kind, traps in rows.items()}
 
 
 def _refused(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    return {row[0]: reason for row in rows if (reason := refusal(*row))}
+    return {row[0]: said for row in rows if isinstance(said := outcome(*row), str)}
 
 
 def _batch(batch: Batch) -> dict[str, Any]:
-    """What the rules show of a batch now, and what they did at the first try."""
-    withheld = {row[0]: reason for row in batch.right if (reason := batch.refusal(*row))}
-    shown = [row[0] for row in batch.wrong if not batch.refusal(*row)]
+    """What the rules make of a batch now, and what they did at the first try."""
+    right, wrong = ({row[0]: batch.outcome(*row) for row in rows} for rows in (batch.right, batch.wrong))
     return {
-        "right": len(batch.right),
-        "right_shown": len(batch.right) - len(withheld),
-        "right_withheld": withheld,
-        "wrong": len(batch.wrong),
-        "wrong_shown": len(shown),
-        "wrong_passed": shown,
+        "right": len(right),
+        "right_shown": sum(not isinstance(said, str) for said in right.values()),
+        "right_unmarked": sum(said == () for said in right.values()),
+        "right_withheld": {text: said for text, said in right.items() if isinstance(said, str)},
+        "wrong": len(wrong),
+        "wrong_shown": sum(not isinstance(said, str) for said in wrong.values()),
+        "wrong_unmarked": [text for text, said in wrong.items() if said == ()],
+        "wrong_marked": {text: said for text, said in wrong.items() if said and not isinstance(said, str)},
         "at_first": dict(batch.at_first),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from figure_rows import Row, Table, count, number, percent
@@ -34,6 +35,8 @@ RCA_EVALS = Table(
             lambda r: f"{r['right']} of {r['opened']}"),
         Row("bad reader: right as shown on the page", "results/readers/bad",
             lambda r: f"{r['right']} of {r['opened']}", "0"),
+        Row("bad reader: answers shown; of these with marked words", "results/readers/bad",
+            lambda r: f"{r['shown']}; {r['shown_marked']}"),
         Row("unsupported sentences shown, both readers", "results/readers",
             lambda r: str(r["good"]["unsupported"] + r["bad"]["unsupported"]), "0"),
     ),
@@ -51,6 +54,38 @@ MODEL_BESIDE = Table(
     ),
 )  # fmt: skip
 
+
+def _at_first(kind: str, *fields: str) -> Callable[[Any], str]:
+    """So many sentences of the batches over new lines, at the first try."""
+
+    def said(batches: Any) -> str:
+        fresh = [batch for batch in batches.values() if "right_unmarked" in batch["at_first"]]
+        total = sum(batch[kind] for batch in fresh)
+        counts = [str(sum(batch["at_first"][field] for batch in fresh)) for field in fields]
+        return f"{' → '.join(counts)} of {total}"
+
+    return said
+
+
+TRAPS = Table(
+    "A model's sentences over public lines that no test had used, each batch at its first try",
+    "sentence_traps",
+    "python -m benchmarks.sentence_traps",
+    (
+        Row("right sentences shown, by the rules before → now", "results/batches",
+            _at_first("right", "earlier_right", "right"), "≥ 90 %"),
+        Row("wrong sentences shown with no word marked, before → now", "results/batches",
+            _at_first("wrong", "earlier_wrong", "wrong_unmarked"), "≤ 5 %"),
+        Row("wrong sentences shown, marked or not, before → now", "results/batches",
+            _at_first("wrong", "earlier_wrong", "wrong")),
+        Row("the last batch alone: right shown, wrong shown with no word marked", "results/batches/eighth",
+            lambda b: (
+                f"{b['at_first']['right']} of {b['right']}, {b['at_first']['wrong_unmarked']} of {b['wrong']}"
+            )),
+    ),
+    "All are written manually; no language model was asked. A batch was committed before any rule ran on it. "
+    "Between two batches the rules changed, so the last batch is nearest to what a new incident meets.",
+)  # fmt: skip
 SENTENCES = Table(
     "Numbers in sentences, evaluated again from their evidence",
     "sentence_figures",
@@ -70,6 +105,7 @@ SENTENCES = Table(
 
 TABLES = (
     RCA_EVALS,
+    TRAPS,
     SENTENCES,
     MODEL_BESIDE,
     Table(

@@ -125,6 +125,8 @@ def summary(rows: Sequence[Row]) -> Row:
         "incidents": len(rows),
         "opened": len(asked),
         "right": sum(row["verdict"]["right"] for row in asked),
+        "shown": sum(bool(row.get("shown")) for row in asked),
+        "shown_marked": sum(row.get("marked", False) for row in asked),
         "unsupported": sum(row["unsupported"] for row in asked),
         "failed": _count(row["failure"] for row in asked if row["failure"]),
         "tokens_median": statistics.median(row["tokens"] for row in asked) if asked else None,
@@ -153,6 +155,8 @@ def _short(row: Row) -> Row:
         "answer": row["answer"],
         "read_as_right": row["answer_verdict"]["right"],
         "shown_right": right,
+        "shown": bool(row.get("shown")),
+        "marked": row.get("marked", False),
     }
 
 
@@ -206,9 +210,8 @@ def beside(chosen: Sequence[Case], program: Path, folder: Path, kept: Path | Non
 
 
 def _beside(rows: Sequence[Row], name: str) -> Row:
-    found = summary(rows) | {"said_anything": sum(bool(row.get("shown")) for row in rows)}
     # it gives no quotes to check
-    return found | ({"unsupported": "not measured"} if name == "holmes" else {})
+    return summary(rows) | ({"unsupported": "not measured", "shown_marked": None} if name == "holmes" else {})
 
 
 def by_feedback(path: Path, llm: Mapping[str, Any]) -> Row:

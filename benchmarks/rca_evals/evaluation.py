@@ -135,6 +135,7 @@ def _figures(case: Case, asked: Asked, app: App, drawn: Drawn) -> dict[str, Any]
         "decides": any(found(line, shown_of(text)) for line in lines for text in requests) if lines else None,
         "request_tokens": max(round((BESIDES + len(text)) / CHARS_PER_TOKEN) for text in requests),
         "shown": told[best],
+        "marked": _is_marked(incidents[best]),
         "verdict": asdict(verdicts[best]),
         "unsupported": sum(len(unsupported(one)) for one in incidents),
         "tokens": int(sum(float(fact.get("model_tokens", 0.0)) for fact in facts)),
@@ -148,6 +149,12 @@ def _figures(case: Case, asked: Asked, app: App, drawn: Drawn) -> dict[str, Any]
 def _model_words(incident: Incident) -> str:
     """The model's sentences as the page shows them."""
     return "" if incident.reading is None else " ".join(one.text for one in quoted_sentences(incident.reading))
+
+
+def _is_marked(incident: Incident) -> bool:
+    """Whether each sentence of the model is shown with marked words."""
+    said = () if incident.reading is None else quoted_sentences(incident.reading)
+    return bool(said) and all(one.beyond for one in said)
 
 
 def unsupported(incident: Incident) -> list[str]:

@@ -239,7 +239,7 @@ class IncidentWindow:
         if diagnosis is not None and reading is not None and own is not None:
             # a sentence is shown with its quote or not at all
             for sentence in set(reading.sentences) - set(quoted_sentences(own)):
-                diagnosis = replace(diagnosis, hypothesis=diagnosis.hypothesis.replace(sentence.text, WITHHELD))
+                diagnosis = replace(diagnosis, hypothesis=diagnosis.hypothesis.replace(sentence.marked, WITHHELD))
         return replace(
             incident,
             title=self._plain(incident.title),

@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 
 from nightshift.agent.rca.grounding import reground
 from nightshift.agent.rca.redact import followable
-from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, quoted_sentences
+from nightshift.agent.store.diagnosis import (
+    Claim,
+    Confidence,
+    Diagnosis,
+    QuotedSentence,
+    quoted_sentences,
+    suggestion,
+)
 from nightshift.agent.store.incident import (
     ASIDES,
     Cause,
@@ -65,7 +72,7 @@ def headline_of(incident: Incident) -> str:
     observed now, with the time of the last data."""
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is not None and (said := _model_sentences(incident, diagnosis)):
-        return f"{said[0].rstrip('.')} (the model's word, not proven)"
+        return f"{said[0].marked.rstrip('.')} (the model's word, not proven)"
     return _rules_headline(incident)
 
 
@@ -122,8 +129,8 @@ def in_short(incident: Incident, now_s: float) -> str:
     parts = [f"{what}{f' on {where}' if where else ''}, {when}."]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is not None:
-        if model := " ".join(_model_sentences(incident, diagnosis)):
-            parts.insert(0, f"The rules name no cause. The language model suggests, not proven: {model}")
+        if model := suggestion(_model_sentences(incident, diagnosis)):
+            parts.insert(0, f"The rules name no cause. Not proven, {model}")
         job = diagnosis.facts.get("job")
         if job and str(job) not in parts[0]:
             parts.append(f"It hits job {job}.")
@@ -131,13 +138,13 @@ def in_short(incident: Incident, now_s: float) -> str:
     return " ".join([*parts, f"Next: {_next(incident, now_s)}."])
 
 
-def _model_sentences(incident: Incident, diagnosis: Diagnosis) -> list[str]:
+def _model_sentences(incident: Incident, diagnosis: Diagnosis) -> tuple[QuotedSentence, ...]:
     """What a model reads of an incident of which the rules name no cause."""
     if incident.reading is None or not (
         diagnosis.cause in _NO_CAUSE or diagnosis.confidence is Confidence.UNKNOWN or not diagnosis.claims
     ):
-        return []
-    return [sentence.text for sentence in quoted_sentences(incident.reading)]
+        return ()
+    return quoted_sentences(incident.reading)
 
 
 def _because(diagnosis: Diagnosis) -> list[str]:

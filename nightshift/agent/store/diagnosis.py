@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -128,6 +129,24 @@ class QuotedSentence:
 
     text: str
     quote: Quote
+    beyond: tuple[str, ...] = ()
+    """Words of the sentence that are not in what it rests on: the model's own."""
+
+    @property
+    def marked(self) -> str:
+        """The sentence as people see it: the words that its quote does not have are between ‹ and ›."""
+        marked = self.text
+        for word in self.beyond:
+            marked = re.sub(rf"(?<![\w‹-]){re.escape(word)}(?![\w›-])", f"‹{word}›", marked)
+        return marked.replace("› ‹", " ")
+
+
+def suggestion(sentences: Sequence[QuotedSentence]) -> str:
+    """What a model suggests, as one paragraph, with what its marks mean; empty where it says nothing."""
+    if not sentences:
+        return ""
+    marks = " (words in ‹ › are not in its quotes)" if any(one.beyond for one in sentences) else ""
+    return f"the model suggests{marks}: {' '.join(one.marked for one in sentences)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +214,12 @@ def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
         caveats.insert(0, f"the model reads it as {reading.cause.replace('_', ' ')}: the rules' cause remains")
     if reading.note:
         caveats.insert(0, reading.note)
-    suggested = " ".join(sentence.text for sentence in quoted_sentences(reading))
-    suggested = suggested and f"the model suggests: {suggested}"
     return replace(
         diagnosis,
         claims=(*diagnosis.claims, *fresh),
         evidence=evidence,
         caveats=tuple(caveats),
-        hypothesis="; ".join(filter(None, [diagnosis.hypothesis, suggested])),
+        hypothesis="; ".join(filter(None, [diagnosis.hypothesis, suggestion(quoted_sentences(reading))])),
         dropped=diagnosis.dropped + reading.dropped,
         author="rules and model" if fresh else diagnosis.author,
         model=reading.model,

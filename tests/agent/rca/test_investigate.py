@@ -160,7 +160,10 @@ def test_a_sentence_is_labelled_and_quoted_and_a_dissent_is_said_and_changes_not
     rules_stand(told)
     assert len(asked) == 1
     assert told.caveats[0] == "the model reads it as throttle: the rules' cause remains"
-    assert told.hypothesis == "the model suggests: The driver <!channel> logged an Xid."
+    assert (
+        told.hypothesis
+        == "the model suggests (words in ‹ › are not in its quotes): The driver <!‹channel›> logged an Xid."
+    )
     assert "Hypothesis: the model suggests" in page
     assert "(not proven)" in page
     assert QUOTE[:60] in page.partition("the model suggests")[2].partition("\n")[2]
@@ -169,7 +172,7 @@ def test_a_sentence_is_labelled_and_quoted_and_a_dissent_is_said_and_changes_not
 @pytest.mark.parametrize(
     ("sentence", "why"),
     [
-        (COOLING, "its quote does not name 'cooling'"),
+        (COOLING, "its quote is of another matter"),
         ({**DRIVER, "text": ""}, "it has no quote"),
         ({**DRIVER, "text": "NVRM: Xid (PCI:0000:ff:00): 79, made up"}, "its quote is in no item"),
         ({**DRIVER, "sentence": "The driver logged Xid 4711."}, "'4711' is not in its quote"),
