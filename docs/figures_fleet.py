@@ -40,7 +40,34 @@ def _read(value: Any) -> str:
 _PER_S, _COUNT = number(" /s", 1.0, 3), number("", 1.0, 0)
 EQUIPMENT = ("power supply", "fan", "leak", "inlet air", "event log", "flapping link", "module", "leaf", "spine")
 
+UPGRADE = Table(
+    "An upgrade from the first release, and the way back",
+    "upgrade",
+    "python -m benchmarks.upgrade --postgres URL",
+    tuple(
+        row
+        for kind, name in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL"))
+        for row in (
+            Row(f"{name}: incidents of the old release, read; changed", f"results/{kind}",
+                lambda r: f"{r['taken over']['incidents']} of {r['its incidents']}; "
+                          f"{len(r['taken over']['incidents changed'])}", "all; 0"),
+            Row(f"{name}: plans that waited, approved and carried out afterwards", f"results/{kind}/taken over",
+                lambda r: f"{r['waiting plans carried out']} of {r['plans that wait']}", "all"),
+            Row(f"{name}: after the downgrade, incidents lost; audit log holds", f"results/{kind}/rolled back",
+                lambda r: f"{len(r['incidents lost'])}; {'yes' if r['audit log holds'] else 'no'}", "0; yes"),
+            Row(f"{name}: old settings read; moved, with advice; without effect, with a warning; refused",
+                f"results/{kind}/settings",
+                lambda r: "; ".join(str(n) for n in (r["read"], r["read under its new name, with advice"],
+                                                     r["without effect, with a warning"], len(r["refused"]))),
+                "none refused without its new name"),
+        )
+    ),
+    "The old release is commit 617389f, run from its own files. It leaves incidents, a plan that waits, a halt, a "
+    "silence, a promoted policy, decisions, calibration, a certified kernel and a search's ledger.",
+)  # fmt: skip
+
 TABLES = (
+    UPGRADE,
     Table(
         "Following a Kubernetes cluster of 5,000 nodes and 40,000 pods",
         "watch_kubernetes",

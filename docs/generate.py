@@ -40,7 +40,14 @@ _SKU_SOURCE = (
 )
 _ABOUT_COMMANDS = (
     "`nightshift --version` shows the version and, in a checkout, the commit.\n\n"
-    "Exit codes: 0 done, 1 the answer is no, 2 change something (standard error says what), 75 retry later.\n"
+    "Each command that has `--json` also has `--output table|json|yaml`. `NO_COLOR=1` turns colours off. "
+    "`nightshift --install-completion` completes commands in your shell.\n\n"
+    "| exit code | meaning | what to do |\n|---|---|---|\n"
+    "| 0 | done, or the answer is yes | |\n"
+    "| 1 | the answer is no: refused, not ready, a check failed | read the answer |\n"
+    "| 2 | the command or the configuration is wrong | change what standard error names |\n"
+    "| 75 | not now: the daemon or its database does not answer | run it again later |\n"
+    "| 130 | you pressed Ctrl-C | |\n"
 )
 
 

@@ -64,6 +64,7 @@ def configuration(world: World, folder: Path, port: int) -> dict[str, object]:
 
     return {
         "cluster": "demo",
+        "tick_s": 2 * TICK_S,
         "state_dir": str(folder / "state"),
         "sources": [
             {"type": "dcgm_exporter", "urls": pages(DCGM)},
@@ -213,7 +214,7 @@ class Demo:
         self.world = World(self.scenario, self._recording, folder)
         self.config = folder / CONFIG
         self.stand_in = StandIn(sockets=False) if slack or asleep else None
-        values = configuration(self.world, folder, port) | ({"tick_s": 2 * TICK_S} if asleep else {})
+        values = configuration(self.world, folder, port)
         if self.stand_in is not None:
             self.stand_in.__enter__()
             values |= slack_configuration(self.stand_in, folder)

@@ -1,8 +1,9 @@
 """The `nightshift` command: puts the command line together, runs it and says errors as sentences.
 
-Every command that tells something also tells it as JSON (`--json`). Modules of commands import what they work with
-inside each command, so that `nightshift --help` is quick and no command loads what another needs. Commands on
-incidents reach the daemon's store through the configured URL and ask the same gate as the console.
+Every command that tells something also tells it as JSON (`--json`) and as YAML (`--output yaml`). Modules of
+commands import what they work with inside each command, so that `nightshift --help` is quick and no command loads
+what another needs. Commands on incidents reach the daemon's store through the configured URL and ask the same gate
+as the console.
 
 Exit codes: 0 done, 1 the answer is no, 2 the user has to change something, 75 (EX_TEMPFAIL) trying again may work.
 """
@@ -30,9 +31,11 @@ from nightshift.agent.cli import (
     retention,
     serve,
     status,
+    top,
 )
 from nightshift.agent.cli.drill import drill
 from nightshift.agent.cli.silence import app as silence_app
+from nightshift.agent.cli.terminal import with_output
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.kernels.cli import app as kernels_app
 
@@ -60,6 +63,7 @@ app = _filled(
         context_settings={"help_option_names": ["-h", "--help"]},
     ),
     status.status,
+    top.top,
     drill,
     incidents.incidents,
     incidents.show,
@@ -94,6 +98,11 @@ def _print_version(wanted: bool) -> None:
 
         typer.echo(line())
         raise typer.Exit
+
+
+for _group_of in (app, *(group.typer_instance for group in app.registered_groups)):
+    for _registered in _group_of.registered_commands if _group_of else ():
+        _registered.callback = with_output(_registered.callback) if _registered.callback else None
 
 
 @app.callback()

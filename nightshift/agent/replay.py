@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from nightshift.agent.app import App
@@ -24,9 +25,11 @@ from nightshift.collectors.subject import Inventory
 _SETTLE_EVERY = 12
 
 
-def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:
+def replay(
+    settings: Settings, start_s: float, end_s: float, progress: Callable[[float], None] = lambda _: None
+) -> list[Incident]:
     """Every look from `start_s` to `end_s` (Unix s), as fast as it goes; the incidents, oldest first. `settings`
-    name the sources and a state folder of the replay's own."""
+    name the sources and a state folder of the replay's own. `progress` is called with each look's time."""
     app = App(settings, clock=SteppedClock(start_s))
     try:
         app.start()
@@ -34,6 +37,7 @@ def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:
         while app.clock.now_s() <= end_s + 1e-6:
             look = app.tick()
             ticks += 1
+            progress(app.clock.now_s())
             # Stages run on threads of their own in wall time: without a wait, hours of the replay pass before a
             # diagnosis.
             if (look is not None and look.decisions) or ticks % _SETTLE_EVERY == 0:

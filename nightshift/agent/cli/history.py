@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nightshift.agent.cli.terminal import AsJson, Config
+from nightshift.agent.cli.terminal import AsJson, Config, progress_line
 
 if TYPE_CHECKING:
     from nightshift.agent.history.lookback import OwnEvent
@@ -29,10 +29,15 @@ def lookback(
     ] = 0.5,
     matchers: Annotated[str, typer.Option(help='Label matchers for every query, e.g. cluster="prod-1"')] = "",
     config: Config = None,
+    reports: Annotated[
+        list[Path] | None,
+        typer.Option("--report", help="Also write the report to this .html or .md file (repeatable)"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what Nightshift would have reported in the past days. Needs Prometheus, no rights in the cluster."""
     from nightshift.agent.construct import build_detectors
+    from nightshift.agent.history import lookback_pages
     from nightshift.agent.history.lookback import look_back, models, report
     from nightshift.agent.history.lookback_report import as_json_values, as_text
     from nightshift.agent.history.lookback_signals import blind_signals
@@ -40,10 +45,15 @@ def lookback(
     from nightshift.collectors.subject import Inventory
     from nightshift.detectors.ecc.sku import told_of
 
+    for path in reports or ():
+        if path.suffix not in lookback_pages.FORMATS or not path.parent.is_dir():
+            raise typer.BadParameter(
+                f"{path}: name a .html or .md file in a folder that exists", param_hint="--report"
+            )
     settings = load_settings(config)
     reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
     inventory = Inventory(settings.cluster)
-    progress = _progress(start_s, end_s, sys.stderr.isatty() and not as_json)
+    progress = progress_line(start_s, end_s, sys.stderr.isatty() and not as_json)
     try:
         reader.probe(end_s)
         own, has_record = _own_record(reader, start_s, end_s)
@@ -71,6 +81,8 @@ def lookback(
         read_s,
         [told_of(model, reader.reading.series) for model in seen],
     )
+    for path in reports or ():
+        path.write_text(lookback_pages.FORMATS[path.suffix](told, reader.reading, settings.cluster))
     if as_json:
         typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
     else:
@@ -93,18 +105,6 @@ def _opened(
     # Whole steps: two runs within one ask for the same points, which a query cache in front of it then has.
     end_s = time.time() // step_s * step_s
     return RangeReader(source, step_s, load=load), end_s - days * 86400.0, end_s
-
-
-def _progress(start_s: float, end_s: float, say: bool) -> Callable[[float], None]:
-    """Tells on a terminal, once a second, how far a reading has come."""
-    last_told = [0.0]
-
-    def progress(at_s: float) -> None:
-        if say and time.monotonic() - last_told[0] > 1.0:
-            last_told[0] = time.monotonic()
-            typer.echo(f"\r{100 * (at_s - start_s) / (end_s - start_s):3.0f} % ", nl=False, err=True)
-
-    return progress
 
 
 def _expect(detectors: Iterable[Detector], step_s: float) -> None:
@@ -174,7 +174,7 @@ def calibrate(
     settings = load_settings(config)
     reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
     inventory = Inventory(settings.cluster)
-    progress = _progress(start_s, end_s, sys.stderr.isatty())
+    progress = progress_line(start_s, end_s, sys.stderr.isatty())
     try:
         reader.probe(end_s)
         own, _ = _own_record(reader, start_s, end_s)

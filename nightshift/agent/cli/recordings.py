@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich
+from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, progress_line
 
 
 def replay(
@@ -48,7 +49,8 @@ def replay(
         settings = Settings(
             **values, sources=[source], state_dir=keep or Path(folder), console={"enabled": False}, tick_s=tick_s
         )
-        found = run_replay(settings, start_s, end_s)
+        shown = sys.stderr.isatty() and not as_json
+        found = run_replay(settings, start_s, end_s, progress_line(start_s, end_s, shown))
     if as_json:
         print_json([incident_json(incident) for incident in found])
         return

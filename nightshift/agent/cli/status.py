@@ -26,7 +26,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
 
     there = remote()
     try:
-        found = (there or _beside(config)).status_json()
+        found = (there or beside(config)).status_json()
     except Temporary as error:
         if there is not None:
             raise
@@ -39,7 +39,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _beside(config: Path | None) -> Remote:
+def beside(config: Path | None) -> Remote:
     """The console of this machine's daemon, with the operator's token."""
     from nightshift.agent.cli.remote import Remote
     from nightshift.agent.console.sign_in import operator_token

@@ -5,11 +5,14 @@ Imports are inside the functions, as in `agent.__main__`, so that `nightshift --
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -25,6 +28,41 @@ Config = Annotated[
     typer.Option("--config", "-c", envvar="NIGHTSHIFT_CONFIG", help="YAML file; without: defaults and environment"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output")]
+Output = Annotated[Literal["table", "json", "yaml"], typer.Option(help="How to print the answer")]
+
+
+def with_output(command: Callable[..., None]) -> Callable[..., None]:
+    """The command; where it tells something as JSON, it takes `--output table|json|yaml` too."""
+    signature = inspect.signature(command)
+    if "as_json" not in signature.parameters:
+        return command
+    hints = get_type_hints(command, include_extras=True)
+
+    @wraps(command)
+    def run(*, as_json: bool, output: str, **values: Any) -> None:
+        if output != "yaml":
+            command(as_json=as_json or output == "json", **values)
+            return
+        told = StringIO()
+        try:
+            with redirect_stdout(told):
+                command(as_json=True, **values)
+        finally:  # exit codes are exceptions, and come after the answer
+            typer.echo(_as_yaml(told.getvalue()), nl=False)
+
+    own = [p.replace(annotation=hints[name]) for name, p in signature.parameters.items()]
+    extra = inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default="table", annotation=Output)
+    run.__signature__ = signature.replace(parameters=[*own, extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "output": Output}
+    return run
+
+
+def _as_yaml(text: str) -> str:
+    import yaml
+
+    if not text.startswith(("{", "[")):
+        return text
+    return str(yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True))
 
 
 @contextmanager
@@ -102,6 +140,27 @@ def answer_plan(plans: KernelGate, plan: str, sha256: str, who: Person, reason: 
         )
     answer = plans.approve(plan, present, who) if reason is None else plans.reject(plan, present, who, reason)
     tell(answer, as_json=False)
+
+
+def progress_line(start_s: float, end_s: float, shown: bool) -> Callable[[float], None]:
+    """Shows on standard error, once a second, how far a reading of a time range is, and how long it will take."""
+    import time
+
+    from nightshift.agent.units import duration
+
+    began = last = time.monotonic()
+
+    def progress(at_s: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        share = (at_s - start_s) / max(end_s - start_s, 1e-9)
+        if not shown or now - last < 1.0 or not 0 < share <= 1:
+            return
+        last = now
+        left = duration((now - began) * (1 - share) / share)
+        typer.echo(f"\r{100 * share:3.0f} %, {left} left".ljust(40), nl=False, err=True)
+
+    return progress
 
 
 def print_json(value: Any) -> None:

@@ -25,6 +25,7 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import fleet_view
 from nightshift.agent.approvals.policy import Person
 from nightshift.agent.approvals.questions import Questions
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.goodput_page import By, Days, report_seen
 from nightshift.agent.console.site import Site, Visitor
 from nightshift.agent.correlation.outside_reports import (
@@ -36,6 +37,7 @@ from nightshift.agent.correlation.outside_reports import (
 )
 from nightshift.agent.goodput.report import as_json as goodput_json
 from nightshift.agent.presentation.incident_text import incident_json
+from nightshift.agent.presentation.overview import Fresh, Overview, overview
 from nightshift.agent.rca.question import asked_json
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.incident import IncidentState
@@ -155,6 +157,7 @@ class Api:
         self._reports = Reports(site.parts.store.database)
         self._questions = Questions(site.parts.store.database, site.parts.clock)
         self._version = line()
+        self._fleet: Fresh[Overview] = Fresh()
 
     def add_to(self, app: FastAPI) -> None:
         """Mounts the API as an application of its own, so that its description has no pages in it."""
@@ -217,6 +220,7 @@ class Api:
         health, halt = self._parts.health(), self._parts.gate.halted()
         rows = window.incidents([s for s in _NAMED if s is not IncidentState.RESOLVED], limit=MOST_COUNTED)
         waiting = [row.id for row in rows if row.state is IncidentState.AWAITING_APPROVAL]
+        fleet = self._fleet.get("", lambda: self._overview(window))
         sources = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return {
             "version": self._version, "cluster": self._parts.cluster, "now_s": self._parts.clock.now_s(),
@@ -224,12 +228,18 @@ class Api:
             "halted": halt.halted, "halted_by": halt.by, "halted_because": halt.reason,
             "open": {str(severity): sum(row.severity is severity for row in rows) for severity in Severity},
             "waiting": waiting,
+            "gpus": dict(fleet.counts), "nodes": fleet.nodes,
+            "racks": [{"name": rack.name, "worst": rack.worst, "told": rack.said} for rack in fleet.racks],
             "sources": [
                 {"name": one.source.name, "ok": one.ok, "at_s": one.at_s, "samples": one.samples,
                  "problem": "" if one.ok else str(one.reason or "failed"), "detail": one.detail or one.partly}
                 for one in sources
             ],
         }  # fmt: skip
+
+    def _overview(self, window: IncidentWindow) -> Overview:
+        parts = self._parts
+        return overview(parts.history, parts.inventory, window.open_incidents(), parts.clock.now_s()).front
 
     def incidents(
         self,

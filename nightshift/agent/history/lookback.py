@@ -56,6 +56,15 @@ class PastSighting:
     pages: bool
     event: bool
     """Told by an event (an Xid, an OOM kill), which is no question of statistics."""
+    gpus: int = 0
+    """GPUs of the job, or of what is at fault where no job is known."""
+    ended_s: float = math.nan
+    """When every finding was clear (Unix s); NaN: not within the range."""
+
+    def gpu_hours(self, end_s: float) -> float:
+        """Hours of its GPUs from the onset to its end, or to the range's. What was lost is at most that."""
+        until_s = end_s if math.isnan(self.ended_s) else self.ended_s
+        return self.gpus * max(0.0, until_s - self.cause.since.t_s) / 3600.0
 
 
 @dataclass(frozen=True)
@@ -155,9 +164,12 @@ class LookbackStore:
         self._unjudged.difference_update(over)
         return [tuple(self._findings[key].values()) for key in over]
 
-    def incidents(self) -> list[tuple[float, tuple[Finding, ...]]]:
-        """(opened at, findings), oldest first."""
-        return [(self._opened[key], tuple(found.values())) for key, found in self._findings.items()]
+    def incidents(self) -> list[tuple[float, tuple[Finding, ...], float]]:
+        """(opened at, findings, cleared at or NaN), oldest first."""
+        return [
+            (self._opened[key], tuple(found.values()), self._resolved.get(key, math.nan))
+            for key, found in self._findings.items()
+        ]
 
 
 def look_back(
@@ -193,7 +205,7 @@ def look_back(
         found = [finding for detector in detectors for finding in detector.update(tick, inventory)]
         memory.take(accounts.weigh(found, tick, inventory), inventory, tick.at_s)
     waited = sum(line.tickets for line in accounts.lines())
-    seen = [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()]
+    seen = [_seen(*incident, inventory, events) for incident in memory.incidents()]
     return seen, gpus, waited, read_s
 
 
@@ -201,23 +213,29 @@ def _confirmed_by(event: OwnEvent, memory: LookbackStore, inventory: Inventory) 
     """The episodes of incidents on the event's node in the day before it."""
     return [
         finding.episode
-        for opened_s, findings in memory.incidents()
+        for opened_s, findings, _ in memory.incidents()
         if event.at_s - LEAD_S <= opened_s
         and same_node(_above(findings[0].subject, SubjectKind.NODE, inventory, findings[0]), event.node)
         for finding in findings
     ]
 
 
-def _seen(opened_s: float, findings: tuple[Finding, ...], inventory: Inventory, events: set[str]) -> PastSighting:
+def _seen(
+    opened_s: float, findings: tuple[Finding, ...], ended_s: float, inventory: Inventory, events: set[str]
+) -> PastSighting:
     cause = first_cause(findings)
+    job = _above(cause.subject, SubjectKind.JOB, inventory, cause)
+    held = inventory.gpus(Subject(SubjectKind.JOB, job) if job else cause.subject, opened_s)
     return PastSighting(
         opened_s,
         cause,
         findings,
         _above(cause.subject, SubjectKind.NODE, inventory, cause),
-        _above(cause.subject, SubjectKind.JOB, inventory, cause),
+        job,
         any(f.pages for f in findings),
         any(f.detector in events for f in findings),
+        max(len(held), int(cause.subject.kind is SubjectKind.GPU)),
+        ended_s,
     )
 
 

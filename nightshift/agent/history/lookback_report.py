@@ -17,6 +17,7 @@ def as_text(report: LookbackReport, reading: RangeCost) -> str:
     cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
     lines = [
         f"{days:.3g} days to {full_time(report.end_s)}: {report.gpus} GPUs, {len(report.incidents)} incidents",
+        f"GPU-hours affected, at most: {sum(seen.gpu_hours(report.end_s) for seen in report.incidents):,.1f}",
         f"({cost}, {reading.rested_s:.0f} s rested between them)",
         *_little(report, days),
         "",
@@ -115,14 +116,15 @@ def as_json_values(report: LookbackReport, reading: RangeCost) -> dict[str, Any]
         "start_s": report.start_s,
         "end_s": report.end_s,
         "gpus": report.gpus,
-        "incidents": [_seen_json(seen) for seen in report.incidents],
+        "incidents": [_seen_json(seen, report.end_s) for seen in report.incidents],
+        "gpu_hours_affected": sum(seen.gpu_hours(report.end_s) for seen in report.incidents),
         "own_record": report.own_record,
         "own_events": [
             {
                 "kind": w.event.kind,
                 "node": w.event.node,
                 "at_s": w.event.at_s,
-                "first_alarm": None if w.first is None else _seen_json(w.first),
+                "first_alarm": None if w.first is None else _seen_json(w.first, report.end_s),
                 "lead_s": _null(w.lead_s),
             }
             for w in report.warned
@@ -150,7 +152,7 @@ def _null(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _seen_json(seen: PastSighting) -> dict[str, Any]:
+def _seen_json(seen: PastSighting, end_s: float) -> dict[str, Any]:
     return {
         "opened_s": seen.opened_s,
         "fault": str(seen.cause.fault),
@@ -160,6 +162,9 @@ def _seen_json(seen: PastSighting) -> dict[str, Any]:
         "job": seen.job,
         "summary": seen.cause.summary,
         "pages": seen.pages,
+        "gpus": seen.gpus,
+        "ended_s": _null(seen.ended_s),
+        "gpu_hours": seen.gpu_hours(end_s),
         "by_event": seen.event,
         "detectors": sorted({f.detector for f in seen.findings}),
     }

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
+from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
+from nightshift.agent.cli.live import LiveFleet
+from nightshift.agent.cli.remote import remote
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
 from nightshift.agent.console.settings import Settings
@@ -107,3 +113,44 @@ def test_a_daemon_that_does_not_run_is_said_with_its_address(
 @pytest.mark.parametrize("words", [["-h"], ["status", "-h"], ["kernels", "probe", "-h"]])
 def test_short_help_is_help(words: list[str]) -> None:
     assert "Usage:" in CliRunner().invoke(app, words).stdout
+
+
+def test_another_format_is_the_same_answer(ask: CliRunner) -> None:
+    """`--output` as in the field; the exit code stays."""
+    found = json.loads(ask.invoke(app, ["status", "--json"]).stdout)
+    shown = ask.invoke(app, ["status", "--output", "yaml"])
+    assert shown.exit_code == 1
+    assert yaml.safe_load(shown.stdout) | {"now_s": 0} == found | {"now_s": 0}
+    assert json.loads(ask.invoke(app, ["status", "--output", "json"]).stdout).keys() == found.keys()
+    assert ask.invoke(app, ["status", "--output", "table"]).stdout == ask.invoke(app, ["status"]).stdout
+    assert ask.invoke(app, ["status", "--output", "xml"]).exit_code == 2
+
+
+async def _looked(cluster: Cluster) -> tuple[str, list[str], str]:
+    """The head, the incidents' rows and the detail of one of them."""
+    there = remote()
+    assert there is not None
+    live = LiveFleet(there, 60.0)
+    async with live.run_test(size=(60, 30)) as pilot:
+        await live.workers.wait_for_complete()
+        await pilot.pause()
+        table = live.query_one("#incidents", DataTable)
+        rows = [str(table.get_row_at(n)[0]) for n in range(table.row_count)]
+        await pilot.press("enter")
+        await pilot.pause()
+        detail = live.query_one("#detail", Static)
+        return str(live.query_one("#head", Static).content), rows, str(detail.content)
+
+
+def test_top_shows_the_fleet_and_what_is_open_on_a_terminal_of_60_columns(ask: CliRunner, cluster: Cluster) -> None:
+    head, rows, detail = asyncio.run(_looked(cluster))
+    assert "walrus is away" in head
+    assert "1 of 2 sources fail" in head
+    assert rows == [row["id"] for row in json.loads(ask.invoke(app, ["incidents", "--json"]).stdout)]
+    assert detail
+
+
+def test_without_textual_top_names_the_extra(ask: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nightshift.agent.cli.live", None)
+    refused = ask.invoke(app, ["top"])
+    assert "nightshift-oncall[top]" in str(refused.exception)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from nightshift.agent.history import lookback_pages
 from nightshift.agent.history.lookback import (
     LookbackStore,
     OwnEvent,
@@ -112,10 +113,27 @@ def test_a_newcomer_is_told_what_happened_what_was_early_what_was_missed_and_wha
     blind = {entry["signal"] for entry in told["blind"]}
     assert {"gpu_sm_clock_mhz", "gpu_ecc_dbe_total", "the kernel log"} <= blind
     assert "gpu_memory_used_bytes" not in blind
-    done = nightshift(*arguments, config=config)
+    # of one job of 16 GPUs: the leak from its onset on, the Xid until the range's end
+    hours = sum(seen["gpu_hours"] for seen in told["incidents"])
+    assert told["gpu_hours_affected"] == pytest.approx(hours)
+    assert all(seen["gpus"] > 0 and seen["gpu_hours"] > 0 for seen in told["incidents"])
+    pages = [tmp_path / "report.html", tmp_path / "report.md"]
+    done = nightshift(*arguments, *(f"--report={page}" for page in pages), config=config)
     assert done.returncode == 0, done.stderr
     for words in ("MISSED", "gpu_memory_leak told", "FALSE ALARMS", "dcgm-exporter's counters file"):
         assert words in done.stdout
+    for page in pages:
+        text = page.read_text()
+        for words in (
+            "GPU-hours affected",
+            "GPU memory leak",
+            "n1",
+            "missed",
+            "DCGM_FI_DEV_SM_CLOCK",
+            "Blind spots",
+        ):
+            assert words in text, (page, words)
+        assert "://" not in text, "a report loads nothing"
 
 
 def test_the_reader_rests_as_long_as_the_server_worked(server: tuple[PrometheusServer, int]) -> None:
@@ -206,6 +224,20 @@ def test_a_state_that_was_set_before_the_range_is_no_event_of_it() -> None:
     assert same_node("n1", "n1.example.org")
     assert not same_node("n1", "n11")
     assert not same_node("", "")
+
+
+def test_names_from_outside_are_text_in_a_report() -> None:
+    """A pod may be called anything: no name ends a table's cell, begins markup, or is run by a browser."""
+    odd = "a|b <script>alert(1)</script> [x](http://evil) `c`"
+    one = replace(seen(60.0, odd), job=odd)
+    one = replace(one, cause=replace(one.cause, summary=odd))
+    made = report([one], [OwnEvent("cordoned", odd, 60.0)], True, (0.0, 86_400.0), 8, BudgetSettings(), [], [odd])
+    assert "<script>" not in lookback_pages.as_html(made, RangeCost(), odd)
+    lines = lookback_pages.as_markdown(made, RangeCost(), odd).splitlines()
+    rows = [line for line in lines if "alert" in line]
+    assert len(rows) == 4
+    assert all("\\<script" in row and "\\[x]" in row for row in rows)
+    assert [row.replace("\\|", "").count("|") for row in rows] == [0, 8, 5, 2]
 
 
 def test_every_detector_says_what_it_needs() -> None:

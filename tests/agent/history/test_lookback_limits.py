@@ -165,7 +165,7 @@ def test_an_incident_is_told_by_what_was_wrong_and_what_is_blind_by_lines_to_pas
     memory.take([firing], inventory, 1.0)
     for later, state in enumerate((State.NO_DATA, State.CLEAR), 2):
         memory.take([replace(firing, state=state, at=Instant(later), summary="Nothing more")], inventory, later)
-    ((_, (told,)),) = memory.incidents()
+    ((_, (told,), _),) = memory.incidents()
     assert (told.summary, told.state) == ("Xid 79", State.CLEAR)
     blind = blind_signals({need: 0 for needs in NEEDS.values() for need in needs}, False)
     text = as_text(report([], [], False, (0.0, 1.0), 0, BudgetSettings(), blind, []), RangeCost())
