@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,8 +75,10 @@ def lemons(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
         return {}
     days, failures = np.array([counts[name] for name in names]).T
     rate = peer_rate(days, failures)
-    rare = rate.tail(days, failures) * len(names) < FALSE_PER_MONTH
-    return {names[i]: rate.mean for i in np.flatnonzero(rare & (failures >= LEAST_FAILURES))}
+    # the tail is reckoned one by one, and nearly every unit of a large fleet has no failure
+    often = np.flatnonzero(failures >= LEAST_FAILURES)
+    rare = rate.tail(days[often], failures[often]) * len(names) < FALSE_PER_MONTH
+    return {names[i]: rate.mean for i in often[rare]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,8 @@ class Lemons:
 
     def _count(self, now_s: float) -> None:
         today = int(now_s // DAY_S)
-        for gpu in self._inventory.subjects(SubjectKind.GPU, now_s):
-            job, node = self._inventory.nearest(gpu, (SubjectKind.JOB, SubjectKind.NODE), now_s)
-            if job is not None:
-                links = self._inventory.children(gpu, now_s, SubjectKind.LINK)
-                ports = self._inventory.children(node, now_s, SubjectKind.NIC) if node is not None else []
-                for unit in (*self._units(gpu, now_s), *map(str, (*links, *ports))):
-                    self._used[unit].add(today)
+        for unit in self._in_use(now_s):
+            self._used[unit].add(today)
         self._charge(now_s)
         for unit in list(self._used):
             self._used[unit] = {day for day in self._used[unit] if today - DAYS < day <= today}
@@ -147,6 +144,25 @@ class Lemons:
             "since_s": self._since_s,
         }
         self._store.keep({_KEPT: json.dumps(told).encode()})
+
+    def _in_use(self, now_s: float) -> Iterator[str]:
+        """Units that hold a job now, each once."""
+        inventory, nodes = self._inventory, set()
+        gpus = inventory.subjects(SubjectKind.GPU, now_s)
+        above = inventory.nearest_each(gpus, (SubjectKind.JOB, SubjectKind.NODE), now_s)
+        for gpu, (job, node) in zip(gpus, above, strict=True):
+            if job is None:
+                continue
+            yield str(gpu)
+            yield from map(str, inventory.children(gpu, now_s, SubjectKind.LINK))
+            if node is None:
+                continue
+            if slot := inventory.fact(gpu, "slot"):
+                yield f"slot:{node.name} {slot}"
+            if node not in nodes:
+                nodes.add(node)
+                yield str(node)
+                yield from map(str, inventory.children(node, now_s, SubjectKind.NIC))
 
     def _charge(self, now_s: float) -> None:
         """Failures of incidents that were opened, or came back, of late; the inventory knows where that was."""
