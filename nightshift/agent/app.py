@@ -20,6 +20,7 @@ from nightshift.agent.approvals.manual_fixes import ByHand
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock, WallClock
 from nightshift.agent.config_file import ConfigError
+from nightshift.agent.console.members import Members
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import Doorkeeper
 from nightshift.agent.console.sign_in import accounts, console_key, operator_token
@@ -148,6 +149,7 @@ class App:
             configured=lambda: self.settings.llm.enabled,
             inventory=self.inventory,
         )
+        self.members = Members(settings.console.agents)
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
 
@@ -162,6 +164,7 @@ class App:
         tell_time(self.store, None)
         if self.server is not None:
             self.server.start()
+            self.members.start()
         self.doors.start()
         self.searches.start()
         self.readings.start()
@@ -283,6 +286,7 @@ class App:
             if controller is not None:
                 controller.close()
         self.doors.stop()
+        self.members.stop()
         if self.server is not None:
             self.server.stop()
         self.store.close()
@@ -400,10 +404,22 @@ class App:
             rollouts=self.practice.rollouts,
             utilisation=lambda: self.goodput.ledger.utilisation,
             gpu_hour_price=lambda: self.settings.economy.gpu_hour_price,
+            limits=self._limits,
+            members=self.members.all,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)
         return Server(site, console.host, console.port)
+
+    def _limits(self) -> dict[str, float]:
+        budget = self.detection.budget
+        _, ettr = figures_of(self.goodput.ledger.recent)
+        return {
+            "capacity_share": self.settings.guard.cluster_fraction,
+            "false_pages_left": budget.left,
+            "false_pages_a_week": budget.settings.false_pages_per_week,
+            "ettr": ettr["without"],
+        }
 
     def _build_doors(self, settings: Settings) -> Channels:
         parts = ChannelParts(

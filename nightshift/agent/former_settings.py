@@ -137,6 +137,7 @@ REMOVED: Mapping[str, str] = {
     "economy.reset_s": "controllers.playbooks.plan:RESET_S",
     "economy.repeat_probability": "controllers.playbooks.plan:REPEAT_PROBABILITY",
     "guard.rate_s": "controllers.guard:RATE_S",
+    "detectors.source.lost_after_s": "detectors.source_lost:LOST_AFTER_S",
     "detectors.ecc.bin_s": "detectors.ecc.counters:CusumTest.bin_s",
     "detectors.ecc.healthy_rate": "detectors.ecc.counters:CusumTest.healthy_rate",
     "detectors.ecc.faulty_rate": "detectors.ecc.counters:CusumTest.faulty_rate",

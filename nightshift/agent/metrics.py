@@ -225,8 +225,8 @@ class Metrics:
         good = sum(status.ok for status in tick.sources)
         self.sources.labels("up").set(good)
         self.sources.labels("down").set(len(tick.sources) - good)
+        self.samples.inc(sum(status.samples for status in tick.sources))
         for status in tick.sources:
-            self.samples.inc(status.samples)
             if not status.ok:
                 self.source_failures.labels(status.reason or "unknown").inc()
             for reason, count in status.rejected.items():

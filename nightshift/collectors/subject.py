@@ -7,6 +7,8 @@ explained.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import threading
 from collections import defaultdict
@@ -137,6 +139,10 @@ class Inventory:
         self._down: dict[Subject, set[Subject]] = defaultdict(set)
         self._facts: dict[Subject, dict[str, str]] = defaultdict(dict)
         self._authority: dict[tuple[Subject, SubjectKind], int] = {}
+        self._ended: list[tuple[float, int, Subject]] = []
+        """(end, a count that orders equal ends, child): the earliest end first."""
+        self._count = itertools.count()
+        self._journal: dict[tuple[Subject, Subject, float], Membership] = {}
         self._lock = threading.RLock()
 
     def observe(self, child: Subject, parent: Subject, at_s: float, authority: int = 0) -> None:
@@ -159,12 +165,19 @@ class Inventory:
                 continue
             if known.parent == parent:
                 if at_s < known.since_s:
-                    memberships[position] = replace(known, since_s=at_s)
+                    self._note(memberships, position, replace(known, since_s=at_s))
                 return
             if (child.kind, parent.kind) not in self._SHARED:
-                memberships[position] = replace(known, until_s=max(at_s, known.since_s))
+                self._note(memberships, position, replace(known, until_s=max(at_s, known.since_s)))
         memberships.append(Membership(child, parent, at_s))
+        self._note(memberships, -1, memberships[-1])
         self._down[parent].add(child)
+
+    def _note(self, memberships: list[Membership], position: int, changed: Membership) -> None:
+        memberships[position] = changed
+        self._journal[changed.child, changed.parent, changed.since_s] = changed
+        if changed.until_s != math.inf:
+            heapq.heappush(self._ended, (changed.until_s, next(self._count), changed.child))
 
     def end(self, child: Subject, parent: Subject, at_s: float) -> None:
         """Records that the relation no longer holds; unknown relations are left alone."""
@@ -173,7 +186,7 @@ class Inventory:
             memberships = self._up.get(child, [])
             for position, known in enumerate(memberships):
                 if known.parent == parent and known.until_s == math.inf:
-                    memberships[position] = replace(known, until_s=max(at_s, known.since_s))
+                    self._note(memberships, position, replace(known, until_s=max(at_s, known.since_s)))
 
     def exchange(
         self,
@@ -246,6 +259,18 @@ class Inventory:
         ancestors = [(distance, s) for s, distance in self.ancestors(subject, at_s).items()]
         return [min([each for each in ancestors if each[1].kind is kind], default=(0, None))[1] for kind in kinds]
 
+    def nearest_each(
+        self, subjects: Iterable[Subject], kinds: Sequence[SubjectKind], at_s: float
+    ) -> Iterator[list[Subject | None]]:
+        """`nearest` of each subject, none of which is of one of the kinds. What is above is walked once for all
+        that have the same parents, as the GPUs of a node have that one pod holds."""
+        walked: dict[tuple[SubjectKind, tuple[Subject, ...]], list[Subject | None]] = {}
+        for subject in subjects:
+            key = (subject.kind, tuple(self.parents(subject, at_s)))
+            if key not in walked:
+                walked[key] = self.nearest(subject, kinds, at_s)
+            yield walked[key]
+
     def below(self, subject: Subject, kind: SubjectKind, at_s: float) -> list[Subject]:
         """Every subject of that kind at or under this one."""
         found, frontier = {subject}, [subject]
@@ -272,12 +297,20 @@ class Inventory:
         for memberships in list(self._up.values()):
             yield from tuple(memberships)
 
+    def changes(self) -> list[Membership]:
+        """Relations that began, moved or ended since the last call, as they are now."""
+        with self._lock:
+            changed, self._journal = self._journal, {}
+        return list(changed.values())
+
     def load(self, memberships: Iterable[Membership]) -> None:
         """Adds stored relations as they were, without replacing any."""
         with self._lock:
             for membership in memberships:
                 self._up[membership.child].append(membership)
                 self._down[membership.parent].add(membership.child)
+                if membership.until_s != math.inf:
+                    heapq.heappush(self._ended, (membership.until_s, next(self._count), membership.child))
 
     def prune(self, before_s: float) -> int:
         """Forgets relations that ended before a time; returns how many."""
@@ -286,7 +319,11 @@ class Inventory:
 
     def _prune(self, before_s: float) -> int:
         dropped = 0
-        for child in list(self._up):
+        # a fleet has hundreds of thousands of relations, and few that ended
+        while self._ended and self._ended[0][0] < before_s:
+            child = heapq.heappop(self._ended)[2]
+            if child not in self._up:
+                continue
             kept = [m for m in self._up[child] if m.until_s >= before_s]
             dropped += len(self._up[child]) - len(kept)
             for gone in {m.parent for m in self._up[child]} - {m.parent for m in kept}:

@@ -214,6 +214,11 @@ def overrun(deeds: Iterable[Deed], at_s: float, settings: Settings, action: Acti
     return ""
 
 
+def out_of_use(commitments: Iterable[Commitment], inventory: Inventory, at_s: float) -> set[Subject]:
+    """The GPUs that actions of ours keep out of use now."""
+    return _Guard(inventory, at_s, Settings())._out(list(commitments), frozenset())
+
+
 class _Guard:
     def __init__(self, inventory: Inventory, at_s: float, settings: Settings) -> None:
         self._inventory, self._at_s, self._settings = inventory, at_s, settings

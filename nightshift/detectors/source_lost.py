@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.frame import SourceStatus
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -16,18 +16,16 @@ from nightshift.detectors.snapshot import pack, unpack
 VERSION = 1
 
 
+# A source without a good answer for so long is lost (s).
+LOST_AFTER_S = 120.0
 # A source that is not queried for this long was removed from the configuration.
 FORGET_S = 3600.0
 
 
 class SourceSettings(BaseModel):
-    """How long a source may be lost before it is said."""
+    """Nothing to set: a source is its collector's, and silence is the same everywhere."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    lost_after_s: float = Field(
-        default=120.0, gt=0, description="A source without a good answer for this long is lost"
-    )
 
 
 class SourceLost:
@@ -104,7 +102,7 @@ class SourceLost:
                     Fault.SOURCE_LOST, source, tick.at_s, "The source is no longer queried"
                 )
                 findings += [gone] if gone else []
-            elif silent_s >= self.settings.lost_after_s:
+            elif silent_s >= LOST_AFTER_S:
                 findings.append(self._episodes.fire(self._alarm(source, good_s, silent_s), tick.at_s))
         return findings
 
@@ -119,7 +117,7 @@ class SourceLost:
         if known is not None and "partly" not in known.facts:
             back = self._episodes.clear(Fault.SOURCE_LOST, status.source, at_s, "The source answers again, in part")
             return [back] if back else []
-        if at_s - since_s < self.settings.lost_after_s:
+        if at_s - since_s < LOST_AFTER_S:
             return []
         alarm = Alarm(
             Fault.SOURCE_LOST,
@@ -128,7 +126,7 @@ class SourceLost:
             Severity.INFO,
             f"Answers, and leaves something out: {status.partly}",
             score=at_s - since_s,
-            threshold=self.settings.lost_after_s,
+            threshold=LOST_AFTER_S,
             facts={"reason": "partly", "partly": status.partly},
         )
         return [self._episodes.fire(alarm, at_s)]
@@ -148,7 +146,7 @@ class SourceLost:
             Severity.WARNING,
             summary,
             score=silent_s,
-            threshold=self.settings.lost_after_s,
+            threshold=LOST_AFTER_S,
             facts={"reason": reason, "silent_s": silent_s, "covers": covers},
         )
 

@@ -26,7 +26,9 @@ from nightshift.agent.approvals.kernel_search import fleet_view
 from nightshift.agent.approvals.policy import Person
 from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.approvals.visibility import IncidentWindow
+from nightshift.agent.console.federation import FederationPages
 from nightshift.agent.console.goodput_page import By, Days, report_seen
+from nightshift.agent.console.members import ClusterSummary
 from nightshift.agent.console.site import Site, Visitor
 from nightshift.agent.correlation.outside_reports import (
     ALERT,
@@ -150,8 +152,8 @@ IncidentId = Annotated[str, Path(max_length=20, examples=["INC-7"])]
 class Api:
     """One method per call."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, federation: FederationPages) -> None:
+        self._site, self._federation = site, federation
         self._parts = site.parts
         self._kernels = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
         self._reports = Reports(site.parts.store.database)
@@ -173,6 +175,8 @@ class Api:
         own.get("/me", response_model=Me, responses=_ERRORS)(self.me)
         for path, call in (
             ("/status", self.status),
+            ("/summary", self.summary),
+            ("/clusters", self.clusters),
             ("/incidents", self.incidents),
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/approvals", self.approvals),
@@ -240,6 +244,15 @@ class Api:
     def _overview(self, window: IncidentWindow) -> Overview:
         parts = self._parts
         return overview(parts.history, parts.inventory, window.open_incidents(), parts.clock.now_s()).front
+
+    def summary(self, request: Request) -> ClusterSummary:
+        """This cluster in short, as another agent's page of clusters reads it."""
+        return self._federation.own(self._site.of_cluster(request))
+
+    def clusters(self, request: Request) -> dict[str, Any]:
+        """Every cluster that this console shows: how it answers, its figures where the caller sees the whole
+        cluster, and the most urgent incidents."""
+        return self._federation.as_json(self._site.window(request))
 
     def incidents(
         self,

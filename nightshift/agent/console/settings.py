@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, field_validator, model_validator
 
+from nightshift.collectors.http import BaseAddress, Connection
+
 # Signatures that are taken: every one with a key pair. `none` and a shared secret are refused.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 # What the button of the sign-in page calls it.
@@ -91,6 +93,11 @@ class Settings(BaseModel):
     )
     oidc: OidcSettings | None = Field(None, description="Sign-in through an OpenID Connect provider")
     proxy: ProxySettings | None = Field(None, description="Sign-in by a trusted proxy's headers")
+    agents: dict[BaseAddress, Connection] = Field(
+        default_factory=dict,
+        description="Other clusters' agents to show on the page Clusters: address, and the entry of `connections` "
+        "with a viewer's token",
+    )
     session_s: float = Field(12 * 3600.0, gt=60, description="A sign-in lasts this long (s)")
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
+from nightshift.agent.console.members import Member
 from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.goodput.records import Utilisation
@@ -80,6 +81,10 @@ class ConsoleParts:
     utilisation: Callable[[], Mapping[str, Utilisation]] = dict
     """MFU by job, as this replica sees it."""
     gpu_hour_price: Callable[[], float | None] = lambda: None
+    limits: Callable[[], Mapping[str, float]] = dict
+    """Of the cluster's summary: `capacity_share`, `false_pages_left`, `false_pages_a_week`, `ettr`."""
+    members: Callable[[], Sequence[Member]] = tuple
+    """Other clusters' agents, as last heard."""
     wall_s: Callable[[], float] = time.time
     """Sessions last in the browser's time, whatever clock the fleet is watched by."""
 
@@ -261,6 +266,7 @@ class Site:
             session=visitor,
             can={str(verb): bool(person and may(person, verb)) for verb in Permission},
             sees_cluster=sees_cluster,
+            federated=bool(self.parts.members()),
             form=visitor.form if visitor else "",
             path=request.url.path,
             now_s=self.parts.clock.now_s(),

@@ -43,6 +43,8 @@ class Racks:
     def look(self, tick: Tick, windows: GpuWindows) -> int:
         """How many breakers tripped just now."""
         tripped = 0
+        if not self._settings.racks:  # only racks have budgets: nothing to sum over a fleet
+            return 0
         read_mw = {node: mw for node, mw in windows.draws_mw(tick).items() if math.isfinite(mw)}
         self.silent = frozenset(self.of_node.keys() - read_mw.keys())
         known_mw = self._gone.draws_mw(tick.at_s) | read_mw

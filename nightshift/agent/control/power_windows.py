@@ -10,16 +10,18 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nightshift.collectors.frame import Frame, StepSeries
+from nightshift.collectors.frame import Floats, Frame, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.kube_queue_follow import unnumbered
 from nightshift.detectors.hardware.throttle import POWER_CAP, REASONS
+from nightshift.detectors.series_table import Column, Rows, SeriesTable
 
 _COLUMNS = {
     "draw_w": "gpu_power_w",
@@ -31,7 +33,7 @@ _COLUMNS = {
 }
 
 
-_DRAW = list(_COLUMNS).index("draw_w")
+_DRAW, _LIMIT, _CLOCK = (list(_COLUMNS).index(name) for name in ("draw_w", "limit_w", "clock_mhz"))
 _HOT = sum(REASONS)
 _THROTTLED = POWER_CAP | _HOT
 """Bits of the throttle reasons."""
@@ -62,23 +64,19 @@ class GpuWindow:
     workload: str = ""  # the same for the next run of the same workload; empty where its pod is not known
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Of one GPU in one window. `sums`, `counts`: in the order of `_COLUMNS`."""
-
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(_COLUMNS))
-    counts: list[int] = field(default_factory=lambda: [0] * len(_COLUMNS))
-    limit_w: float = math.nan
-    read_s: float = -math.inf
-    low_w: float = math.inf
-    high_w: float = -math.inf
-    clock_mhz: list[float] = field(default_factory=list)
-    clock_read_s: float = -math.inf
-    reasons: int = 0
-
-    @property
-    def steady(self) -> bool:
-        return 0.0 <= self.high_w - self.low_w < 1.0
+_NEWEST = {"limit_w": Column(float, math.nan), "read_s": Column(float, -math.inf)}
+"""Kept from window to window: an old limit is old, not gone."""
+_OF_WINDOW = {
+    "sums": Column(float, 0.0, (len(_COLUMNS),)),
+    "counts": Column(np.int64, 0, (len(_COLUMNS),)),
+    "low_w": Column(float, math.inf),
+    "high_w": Column(float, -math.inf),
+    "clock_mhz": Column(float, math.nan),
+    "clock_low_mhz": Column(float, math.nan),
+    "clock_high_mhz": Column(float, math.nan),
+    "clock_read_s": Column(float, -math.inf),
+    "reasons": Column(np.int64, 0),
+}
 
 
 class GpuWindows:
@@ -86,39 +84,44 @@ class GpuWindows:
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
-        self._gpus: dict[Subject, _Sums] = defaultdict(_Sums)
+        # what a GPU's limit was counts for as long as its node is there, however long it is silent
+        self._table = SeriesTable({**_NEWEST, **_OF_WINDOW}, math.inf)
         self._steps: dict[Subject, list[float]] = defaultdict(list)
         self._last_step_s: dict[str, float] = {}
         self._lock = threading.RLock()  # looks are taken in one thread, windows closed in another
 
     def take(self, tick: Tick) -> None:
         with self._lock:
-            self._take(tick)
+            if (frame := tick.frames.get(SubjectKind.GPU)) is not None:
+                self._take(frame, tick.at_s)
+            for series in tick.steps:
+                self._take_steps(series)
 
-    def _take(self, tick: Tick) -> None:
-        frame = tick.frames.get(SubjectKind.GPU)
-        if frame is not None:
-            columns = {name: frame.column(metric) for name, metric in _COLUMNS.items()}
-            values = np.column_stack(list(columns.values())).tolist()
-            read_s = frame.times_s("gpu_power_limit_w")
-            clock_s, reasons = frame.times_s("gpu_sm_clock_mhz"), frame.column("gpu_throttle_reasons")
-            for row, gpu in enumerate(frame.index.subjects):
-                sums = self._gpus[gpu]
-                for place, value in enumerate(values[row]):
-                    # no GPU that is on draws nothing: a meter that reads 0 is broken
-                    if 0.0 <= value < math.inf and (value or place != _DRAW):
-                        sums.sums[place] += value
-                        sums.counts[place] += 1
-                if math.isfinite(columns["limit_w"][row]) and math.isfinite(read_s[row]):
-                    sums.limit_w, sums.read_s = float(columns["limit_w"][row]), float(read_s[row])
-                    sums.low_w, sums.high_w = min(sums.low_w, sums.limit_w), max(sums.high_w, sums.limit_w)
-                if math.isfinite(columns["clock_mhz"][row]) and math.isfinite(clock_s[row]):
-                    sums.clock_mhz.append(float(columns["clock_mhz"][row]))
-                    sums.clock_read_s = float(clock_s[row])
-                if math.isfinite(reasons[row]):
-                    sums.reasons |= int(reasons[row])
-        for series in tick.steps:
-            self._take_steps(series)
+    def _take(self, frame: Frame, at_s: float) -> None:
+        """Whole columns at a time: fleets are large."""
+        table = self._table
+        rows = table.rows(frame.index, at_s)
+        values = np.column_stack([frame.column(metric) for metric in _COLUMNS.values()])
+        with np.errstate(invalid="ignore"):
+            good = (values >= 0.0) & (values < math.inf)
+        # no GPU that is on draws nothing: a meter that reads 0 is broken
+        good[:, _DRAW] &= values[:, _DRAW] != 0.0
+        table["sums"][rows] += np.where(good, values, 0.0)
+        table["counts"][rows] += good
+        limit_w, read_s = values[:, _LIMIT], frame.times_s("gpu_power_limit_w")
+        known = np.isfinite(limit_w) & np.isfinite(read_s)
+        _put(table, "limit_w", rows, known, limit_w)
+        _put(table, "read_s", rows, known, read_s)
+        _put(table, "low_w", rows, known, np.fmin(table["low_w"][rows], limit_w))
+        _put(table, "high_w", rows, known, np.fmax(table["high_w"][rows], limit_w))
+        clock_mhz, clock_s = values[:, _CLOCK], frame.times_s("gpu_sm_clock_mhz")
+        known = np.isfinite(clock_mhz) & np.isfinite(clock_s)
+        _put(table, "clock_mhz", rows, known, clock_mhz)
+        _put(table, "clock_read_s", rows, known, clock_s)
+        _put(table, "clock_low_mhz", rows, known, np.fmin(table["clock_low_mhz"][rows], clock_mhz))
+        _put(table, "clock_high_mhz", rows, known, np.fmax(table["clock_high_mhz"][rows], clock_mhz))
+        reasons = frame.column("gpu_throttle_reasons")
+        table["reasons"][rows] |= np.where(np.isfinite(reasons), reasons, 0.0).astype(np.int64)
 
     def _take_steps(self, series: StepSeries) -> None:
         times = series.t_s[np.isfinite(series.t_s)]
@@ -133,10 +136,10 @@ class GpuWindows:
             return found
         draws = frame.column("gpu_power_w") * 1000.0
         draws = np.where(draws > 0.0, draws, np.nan)  # no GPU that is on draws nothing, or less
-        for row, gpu in enumerate(frame.index.subjects):
-            node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
+        nodes = self._inventory.nearest_each(frame.index.subjects, (SubjectKind.NODE,), tick.at_s)
+        for draw_mw, (node,) in zip(draws.tolist(), nodes, strict=True):
             if node is not None:
-                found[node.name] += float(draws[row])
+                found[node.name] += draw_mw
         for gpu, limit_mw in self._not_shown(frame).items():
             node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
             if node is not None and node.name in found:
@@ -146,10 +149,11 @@ class GpuWindows:
     def _not_shown(self, frame: Frame) -> dict[Subject, float]:
         """GPUs that were seen before and are not in the frame, with their newest limits (mW)."""
         with self._lock:
-            if len(self._gpus) <= len(frame.index):
+            if len(self._table) <= len(frame.index):
                 return {}
-            shown = set(frame.index.subjects)
-            return {gpu: sums.limit_w * 1000.0 for gpu, sums in self._gpus.items() if gpu not in shown}
+            shown = frame.index.rows
+            limits = zip(self._table.subjects, self._table["limit_w"].tolist(), strict=True)
+            return {gpu: limit_w * 1000.0 for gpu, limit_w in limits if gpu not in shown}
 
     def close(self, at_s: float) -> tuple[list[GpuWindow], Mapping[str, tuple[float, float]]]:
         """(GPUs, job → (work per second, age of its last step)). Begins the next window."""
@@ -160,37 +164,48 @@ class GpuWindows:
         gpus = self.peek(at_s)
         speeds = self._speeds(at_s)
         self._steps.clear()
-        # limits and the time of their reading are kept: an old one is old, not gone
-        kept = {s: _Sums(limit_w=old.limit_w, read_s=old.read_s) for s, old in self._gpus.items()}
-        self._gpus = defaultdict(_Sums, kept)
+        self._fresh(slice(None))
         return gpus, speeds
+
+    def _fresh(self, slots: slice | list[int]) -> None:
+        """Begins a window of these GPUs."""
+        for name, column in _OF_WINDOW.items():
+            self._table[name][slots] = column.fill
 
     def peek(self, at_s: float) -> list[GpuWindow]:
         """GPUs as they are by now, in the middle of a window."""
-        gpus = []
         with self._lock:
-            now = list(self._gpus.items())
-        for subject, sums in now:
-            kinds = (SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD)
-            node, job, pod = self._inventory.nearest(subject, kinds, at_s)
-            means = [
-                total / count if count else math.nan for total, count in zip(sums.sums, sums.counts, strict=True)
-            ]
+            subjects = list(self._table.subjects)
+            columns = {name: array.copy() for name, array in self._table.arrays.items()}
+        with np.errstate(invalid="ignore"):
+            means = np.where(columns["counts"] > 0, columns["sums"] / np.maximum(columns["counts"], 1), np.nan)
+            range_w = columns["high_w"] - columns["low_w"]
+        told = (
+            means, columns["limit_w"], columns["read_s"], (range_w >= 0.0) & (range_w < 1.0),
+            columns["clock_mhz"], columns["clock_read_s"], columns["clock_low_mhz"], columns["clock_high_mhz"],
+            (columns["reasons"] & _THROTTLED) != 0, (columns["reasons"] & _HOT) != 0,
+        )  # fmt: skip
+        kinds = (SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD)
+        above = self._inventory.nearest_each(subjects, kinds, at_s)
+        columns_of = zip(*(column.tolist() for column in told), strict=True)
+        gpus = []
+        for gpu, (node, job, pod), row in zip(subjects, above, columns_of, strict=True):
+            means_of, limit_w, read_s, steady, now_mhz, clock_s, low_mhz, high_mhz, throttled, hot = row
             gpus.append(
                 GpuWindow(
-                    subject.name,
+                    gpu.name,
                     "" if node is None else node.name,
                     "" if job is None else job.name,
-                    **{**dict(zip(_COLUMNS, means, strict=True)), "limit_w": sums.limit_w},
-                    read_s=sums.read_s,
-                    steady=sums.steady,
-                    clock_now_mhz=sums.clock_mhz[-1] if sums.clock_mhz else math.nan,
-                    clock_read_s=sums.clock_read_s,
-                    clock_low_mhz=min(sums.clock_mhz, default=math.nan),
-                    clock_high_mhz=max(sums.clock_mhz, default=math.nan),
-                    throttled=bool(sums.reasons & _THROTTLED),
-                    hot=bool(sums.reasons & _HOT),
-                    workload=self._workload(subject, job, pod),
+                    **{**dict(zip(_COLUMNS, means_of, strict=True)), "limit_w": limit_w},
+                    read_s=read_s,
+                    steady=steady,
+                    clock_now_mhz=now_mhz,
+                    clock_read_s=clock_s,
+                    clock_low_mhz=low_mhz,
+                    clock_high_mhz=high_mhz,
+                    throttled=throttled,
+                    hot=hot,
+                    workload=self._workload(gpu, job, pod),
                 )
             )
         return gpus
@@ -210,12 +225,12 @@ class GpuWindows:
             self._restart(set(uuids), at_s)
 
     def _restart(self, changed: set[str], at_s: float) -> None:
+        slots = [slot for slot, subject in enumerate(self._table.subjects) if subject.name in changed]
+        self._fresh(slots)
         jobs = set()
-        for subject, sums in self._gpus.items():
-            if subject.name in changed:
-                self._gpus[subject] = _Sums(limit_w=sums.limit_w, read_s=sums.read_s)
-                job = self._inventory.above(subject, SubjectKind.JOB, at_s)
-                jobs.add("" if job is None else job.name)
+        for slot in slots:
+            job = self._inventory.above(self._table.subjects[slot], SubjectKind.JOB, at_s)
+            jobs.add("" if job is None else job.name)
         for subject, times in self._steps.items():
             if _job(subject) in jobs:
                 times[:] = [t for t in times if t >= at_s]
@@ -237,6 +252,11 @@ class GpuWindows:
 
 def _job(subject: Subject) -> str:
     return subject.name.rpartition("#")[0] if subject.kind is SubjectKind.RANK else subject.name
+
+
+def _put(table: SeriesTable, name: str, rows: Rows, known: NDArray[np.bool_], values: Floats) -> None:
+    """Sets a column where the values are known."""
+    table[name][rows] = np.where(known, values, table[name][rows])
 
 
 def mean(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ the same episodes instead of learning anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,10 +113,13 @@ class Detection:
         self.detectors, self.budget = tuple(detectors), fresh
         self.restore(lambda name: (0.0, states[name]) if name in states else None)
 
-    def snapshots(self) -> dict[str, bytes]:
-        """Every detector's state and the budget's, by the name under which it is kept."""
+    def snapshots(self, of: Collection[str] | None = None) -> dict[str, bytes]:
+        """The budget's state and every detector's (or those of these names), by the name under which it is
+        kept."""
         kept = {_BUDGET: self.budget.snapshot()}
         for detector in self.detectors:
+            if of is not None and detector.name not in of:
+                continue
             try:
                 kept[_PREFIX + detector.name] = detector.snapshot()
             except Exception:  # noqa: BLE001  one that cannot be kept learns anew after a restart; the others do not

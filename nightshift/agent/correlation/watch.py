@@ -121,6 +121,10 @@ def _stamp(summary: IncidentSummary) -> tuple[object, ...]:
 
 
 HOUSEKEEPING_S = 60.0
+STATE_BYTES_PER_S, STATE_BYTES_A_LOOK = 500_000.0, 32 * 2**20
+"""Of one detector's state over time; of all in one look, though a larger one is written whole."""
+FORGET_AT_MOST_S = 600.0
+"""A crash costs a detector at most so much of what it learned."""
 DAY_S = 86_400.0
 REMEMBER_RELATIONS_S = 7 * DAY_S
 _OWED, _LINKS = "watch/owed", "watch/links"
@@ -162,9 +166,11 @@ class Watch:
         self._reports = Reports(store.database)
         self._known = KnownIncidents(store, RELAPSE_S)
         self._owed: dict[tuple[str, State], Finding] = {}
-        self._stored_relations: set[Membership] = set()
         self._links: dict[str, tuple[float, dict[str, str]]] = {}
         """By port the day on which it was last seen, and what is known of its link."""
+        self._unstored: list[Membership] = []
+        self._due_s: dict[str, float] = {}
+        """Detector → when its state is written again at the latest (Unix s)."""
         self._tidied_s: float | None = None
         self._log = structlog.get_logger("watch")
 
@@ -172,7 +178,8 @@ class Watch:
         """Takes up where the last process, or the replica that led before, left off."""
         # a fault that is told of after a restart is placed by who held the GPU at its onset
         self.inventory.load(self._store.load_memberships(now_s - REMEMBER_RELATIONS_S))
-        self._stored_relations = set(self.inventory.memberships())
+        self._unstored = []
+        self.inventory.changes()
         links = self._store.recall(_LINKS)
         for name, (day_s, facts) in (json.loads(links[1]) if links is not None else {}).items():
             if day_s > now_s - REMEMBER_RELATIONS_S:
@@ -245,7 +252,8 @@ class Watch:
             # detectors' states and findings in one write: a crash after it repeats the findings, and one before
             # it lets the detectors find them again
             involved = [finding for decision in changes for finding in decision.findings]
-            self._store.keep(self.detection.snapshots() | self._owed_record(involved))
+            states = self.detection.snapshots({finding.detector for finding in involved})
+            self._store.keep(states | self._owed_record(involved))
             self._apply(changes)
             self._store.keep(self._owed_record(()))
         return decisions
@@ -273,7 +281,25 @@ class Watch:
         self.inventory.prune(at_s - REMEMBER_RELATIONS_S)
         self._store.prune_memberships(at_s - REMEMBER_RELATIONS_S)
         self._judge(at_s)
-        self.keep()
+        self._keep_some(at_s)
+
+    def _keep_some(self, at_s: float) -> None:
+        """Stores what a restart needs; large states less often than once a minute, and not all in one look: those
+        of 100,000 GPUs are half a gigabyte. The state of a detector that found something is stored with that."""
+        states: dict[str, bytes] = {}
+        for detector in sorted(self.detection.detectors, key=lambda d: self._due_s.get(d.name, 0.0)):
+            # both bounds: a clock that was set back must not put a state off
+            if at_s < self._due_s.get(detector.name, 0.0) <= at_s + FORGET_AT_MOST_S:
+                continue
+            if sum(map(len, states.values())) >= STATE_BYTES_A_LOOK:
+                break
+            fresh = self.detection.snapshots({detector.name})
+            size = sum(map(len, fresh.values()))
+            lasts_s = min(max(HOUSEKEEPING_S, size / STATE_BYTES_PER_S), FORGET_AT_MOST_S)
+            self._due_s[detector.name] = at_s + lasts_s
+            states |= fresh
+        self._store.keep(states | self._owed_record(self._owed.values()) | self._new_links())
+        self._keep_relations()
 
     def _judge(self, at_s: float) -> None:
         """Has the budget learn which alarms were true and which false."""
@@ -293,9 +319,9 @@ class Watch:
             self.detection.budget.confirm(finding.episode for finding in findings_of(incident))
 
     def _keep_relations(self) -> None:
-        now = set(self.inventory.memberships())
-        self._store.save_memberships(now - self._stored_relations)
-        self._stored_relations = now
+        self._unstored += self.inventory.changes()
+        self._store.save_memberships(self._unstored)
+        self._unstored = []
 
     def _owed_record(self, findings: Iterable[Finding]) -> dict[str, bytes]:
         return {_OWED: json.dumps([dump(finding) for finding in findings]).encode()}

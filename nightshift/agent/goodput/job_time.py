@@ -73,29 +73,45 @@ def job_time(signals: JobSignals, has_steps: bool | None = None) -> JobTime:
 
 def _steps(signals: JobSignals) -> Iterator[Segment]:
     slow = [fault for fault in signals.faults if fault.slows is not None]
-    usual = [
-        s.length_s / s.steps
-        for s in signals.stretches
-        if s.steps > 0 and not any(f.start_s < s.end_s and s.start_s < f.end_s for f in slow)
-    ]
-    usual_s = median(usual) if usual else float("nan")
+    usual_s = _usual_s(signals.stretches, slow)
     restarts = [pause for pause in signals.pauses if pause.restart or pause.back]
     for stretch in signals.stretches:
-        if stretch.again:
-            before = [pause for pause in restarts if pause.start_s <= stretch.start_s]
-            why = _why(signals.faults, before[-1].start_s, before[-1].end_s) if before else None
-            cause, incident = (why.cause, why.incident) if why is not None else ("", "")
-            yield Segment(stretch.start_s, stretch.end_s, ((Account.RECOMPUTED, 1.0),), cause, incident)
-            continue
-        middle_s = (stretch.start_s + stretch.end_s) / 2
-        by = next((fault for fault in slow if fault.start_s <= middle_s < fault.end_s), None)
-        parts = _parts(stretch)
-        if by is not None and by.slows is not None and stretch.steps > 0:
-            excess = 1.0 - usual_s * stretch.steps / stretch.length_s
-            if excess > 0:
-                parts = _moved(parts, by.slows, excess)
-        shown = tuple((account, share) for account, share in parts.items() if share > 0)
-        yield Segment(stretch.start_s, stretch.end_s, shown, by.cause if by else "", by.incident if by else "")
+        yield _repeated(stretch, restarts, signals.faults) if stretch.again else _advanced(stretch, slow, usual_s)
+
+
+def _usual_s(stretches: Iterable[StepStretch], slow: Sequence[JobFault]) -> float:
+    """Time of a step while nothing slows it; NaN: there is none."""
+    usual = [
+        s.length_s / s.steps
+        for s in stretches
+        if s.steps > 0 and not any(f.start_s < s.end_s and s.start_s < f.end_s for f in slow)
+    ]
+    return median(usual) if usual else float("nan")
+
+
+def _repeated(stretch: StepStretch, restarts: Sequence[Pause], faults: Iterable[JobFault]) -> Segment:
+    """Steps computed again, for the reason of the last restart before them."""
+    before = [pause for pause in restarts if pause.start_s <= stretch.start_s]
+    why = _why(faults, before[-1].start_s, before[-1].end_s) if before else None
+    return Segment(stretch.start_s, stretch.end_s, ((Account.RECOMPUTED, 1.0),), *_named(why))
+
+
+def _advanced(stretch: StepStretch, slow: Iterable[JobFault], usual_s: float) -> Segment:
+    """New steps; what is longer than usual under a fault that slows goes to that fault."""
+    middle_s = (stretch.start_s + stretch.end_s) / 2
+    by = next((fault for fault in slow if fault.start_s <= middle_s < fault.end_s), None)
+    parts = _parts(stretch)
+    if by is not None and by.slows is not None and stretch.steps > 0:
+        excess = 1.0 - usual_s * stretch.steps / stretch.length_s
+        if excess > 0:
+            parts = _moved(parts, by.slows, excess)
+    shown = tuple((account, share) for account, share in parts.items() if share > 0)
+    return Segment(stretch.start_s, stretch.end_s, shown, *_named(by))
+
+
+def _named(fault: JobFault | None) -> tuple[str, str]:
+    """(cause, incident); empty where no fault explains it."""
+    return ("", "") if fault is None else (fault.cause, fault.incident)
 
 
 def _parts(stretch: StepStretch) -> dict[Account, float]:
@@ -131,17 +147,17 @@ def _between(signals: JobSignals) -> Iterator[Segment]:
     for start_s, end_s, after in _gaps(edges, signals.held):
         pause = pauses.get(start_s)
         why = _why(signals.faults, start_s, end_s)
-        begins = [b for b in signals.begins if start_s <= b < end_s]
-        begins_s = max(begins, default=end_s if pause is None or not pause.restart or why else start_s)
-        if not after:  # no step came: what it does since is not known
-            begins_s = end_s
-        cause, incident = (why.cause, why.incident) if why is not None else ("", "")
+        begins_s = end_s  # where no step came: what it does since is not known
+        if after:
+            restarted = pause is not None and pause.restart and why is None
+            begins = [b for b in signals.begins if start_s <= b < end_s]
+            begins_s = max(begins, default=start_s if restarted else end_s)
         if begins_s > start_s:
             first = bool(edges) and start_s >= edges[0][1]
             line_s = signals.line_s if first else 0.0
             yield from _stopped(start_s, begins_s, pause, why, after and begins_s < end_s, line_s)
         if begins_s < end_s:
-            yield Segment(begins_s, end_s, ((Account.INITIALISING, 1.0),), cause, incident)
+            yield Segment(begins_s, end_s, ((Account.INITIALISING, 1.0),), *_named(why))
 
 
 def _stopped(

@@ -10,9 +10,9 @@ import json
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ AHEAD_S, BEHIND_S, ENOUGH_LOOKS = 1.0, 900.0, 3
 VERSION = 1
 _TIMES = ("step_time_s", "compute_s", "data_s", "comm_s")
 HOUR_S = 3600.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -268,12 +269,9 @@ class Signals:
             notes.marks = [mark for mark in notes.marks if mark.end_s > before_s]
             notes.begins = [t_s for t_s in notes.begins if t_s > before_s]
         self.jobs = {job: notes for job, notes in self.jobs.items() if _is_alive(notes, before_s)}
-        kept = {gpu: [m for m in marks if m.end_s > before_s] for gpu, marks in self.marks.items()}
-        self.marks = defaultdict(list, {gpu: marks for gpu, marks in kept.items() if marks})
-        exits = {gpu: [t_s for t_s in times if t_s > before_s] for gpu, times in self.exits.items()}
-        self.exits = defaultdict(list, {gpu: times for gpu, times in exits.items() if times})
-        spans = {node: [s for s in found if s[1] > before_s] for node, found in self.cordons.items()}
-        self.cordons = defaultdict(list, {node: found for node, found in spans.items() if found})
+        self.marks = _since(self.marks, lambda mark: mark.end_s > before_s)
+        self.exits = _since(self.exits, lambda t_s: t_s > before_s)
+        self.cordons = _since(self.cordons, lambda span: span[1] > before_s)
         hour = int(before_s // HOUR_S)
         self.waiting = defaultdict(float, {key: v for key, v in self.waiting.items() if key[0] >= hour})
 
@@ -287,20 +285,7 @@ class Signals:
         states = self._states
         value = {
             "version": VERSION,
-            "jobs": {
-                job: {
-                    "track": n.track.saved(),
-                    "marks": [[m.start_s, m.end_s, m.account] for m in n.marks],
-                    "open": [[e.kind, e.account, e.t_s] for e in n.open_marks.values()],
-                    "begins": n.begins,
-                    "run": n.run,
-                    "lag_s": None if math.isinf(n.lag_s) else n.lag_s,
-                    "looks": n.looks,
-                    "mfu": None if math.isnan(n.mfu) else n.mfu,
-                    "flops": None if math.isnan(n.flops) else n.flops,
-                }
-                for job, n in self.jobs.items()
-            },
+            "jobs": {job: _saved(notes) for job, notes in self.jobs.items()},
             "marks": {
                 gpu: [[m.start_s, m.end_s, int(m.state)] for m in marks] for gpu, marks in self.marks.items()
             },
@@ -344,6 +329,26 @@ class Signals:
         made._states.idle_s = np.array([np.nan if row[2] is None else row[2] for row in rows], dtype=float)
         made._states.used = np.array([row[3] for row in rows], dtype=bool)
         return made
+
+
+def _since(lists: Mapping[str, list[T]], is_kept: Callable[[T], bool]) -> defaultdict[str, list[T]]:
+    """What of each list is kept; without lists that are empty then."""
+    kept = {name: [item for item in items if is_kept(item)] for name, items in lists.items()}
+    return defaultdict(list, {name: items for name, items in kept.items() if items})
+
+
+def _saved(notes: JobNotes) -> dict[str, Any]:
+    return {
+        "track": notes.track.saved(),
+        "marks": [[m.start_s, m.end_s, m.account] for m in notes.marks],
+        "open": [[e.kind, e.account, e.t_s] for e in notes.open_marks.values()],
+        "begins": notes.begins,
+        "run": notes.run,
+        "lag_s": None if math.isinf(notes.lag_s) else notes.lag_s,
+        "looks": notes.looks,
+        "mfu": None if math.isnan(notes.mfu) else notes.mfu,
+        "flops": None if math.isnan(notes.flops) else notes.flops,
+    }
 
 
 def _notes(saved: Mapping[str, Any]) -> JobNotes:

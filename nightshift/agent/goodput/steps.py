@@ -184,7 +184,11 @@ class StepTrack:
             return  # said twice, or a line of another rank that came late
         if ahead <= 0 or other:
             self._restart(last, point, other)
-            return
+        else:
+            self._advance(last, point, following, ahead)
+
+    def _advance(self, last: StepPoint, point: StepPoint, following: StepPoint | None, ahead: int) -> None:
+        """Steps after the last one; what they take too long is a pause before them."""
         self.stride = min(self.stride or ahead, ahead)
         gap_s = point.t_s - last.t_s
         per_s = point.step_time_s if _is_time(point.step_time_s) else self.typical_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,9 +74,11 @@ def lemons(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
     if not names:
         return {}
     days, failures = np.array([counts[name] for name in names]).T
-    rate, asked = peer_rate(days, failures), np.flatnonzero(failures >= LEAST_FAILURES)
-    rare = rate.tail(days[asked], failures[asked]) * len(names) < FALSE_PER_MONTH
-    return {names[i]: rate.mean for i in asked[rare].tolist()}
+    rate = peer_rate(days, failures)
+    # the tail is reckoned one by one, and nearly every unit of a large fleet has no failure
+    often = np.flatnonzero(failures >= LEAST_FAILURES)
+    rare = rate.tail(days[often], failures[often]) * len(names) < FALSE_PER_MONTH
+    return {names[i]: rate.mean for i in often[rare].tolist()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +129,8 @@ class Lemons:
 
     def _count(self, now_s: float) -> None:
         today = int(now_s // DAY_S)
-        for gpu in self._inventory.subjects(SubjectKind.GPU, now_s):
-            job, node = self._inventory.nearest(gpu, (SubjectKind.JOB, SubjectKind.NODE), now_s)
-            if job is not None:
-                links = self._inventory.children(gpu, now_s, SubjectKind.LINK)
-                owners = [gpu] if node is None else [gpu, node]
-                ports = [port for one in owners for port in self._inventory.children(one, now_s, SubjectKind.NIC)]
-                for unit in (*self._units(gpu, now_s), *map(str, (*links, *ports))):
-                    self._used[unit].add(today)
+        for unit in self._in_use(now_s):
+            self._used[unit].add(today)
         self._charge(now_s)
         for unit in list(self._used):
             self._used[unit] = {day for day in self._used[unit] if today - DAYS < day <= today}
@@ -148,6 +144,26 @@ class Lemons:
             "since_s": self._since_s,
         }
         self._store.keep({_KEPT: json.dumps(told).encode()})
+
+    def _in_use(self, now_s: float) -> Iterator[str]:
+        """Units that hold a job now, each once."""
+        inventory, nodes = self._inventory, set()
+        gpus = inventory.subjects(SubjectKind.GPU, now_s)
+        above = inventory.nearest_each(gpus, (SubjectKind.JOB, SubjectKind.NODE), now_s)
+        for gpu, (job, node) in zip(gpus, above, strict=True):
+            if job is None:
+                continue
+            yield str(gpu)
+            yield from map(str, inventory.children(gpu, now_s, SubjectKind.LINK))
+            yield from map(str, inventory.children(gpu, now_s, SubjectKind.NIC))
+            if node is None:
+                continue
+            if slot := inventory.fact(gpu, "slot"):
+                yield f"slot:{node.name} {slot}"
+            if node not in nodes:
+                nodes.add(node)
+                yield str(node)
+                yield from map(str, inventory.children(node, now_s, SubjectKind.NIC))
 
     def _charge(self, now_s: float) -> None:
         """Failures of incidents that were opened, or came back, of late; the inventory knows where that was."""

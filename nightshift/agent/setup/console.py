@@ -18,6 +18,7 @@ from nightshift.agent.console.api import Api, mistaken
 from nightshift.agent.console.decisions import Decisions
 from nightshift.agent.console.defence import defend
 from nightshift.agent.console.entrance import Entrance
+from nightshift.agent.console.federation import FederationPages
 from nightshift.agent.console.fleet_pages import FleetPages
 from nightshift.agent.console.goodput_page import GoodputPage
 from nightshift.agent.console.oidc import Provider
@@ -43,14 +44,16 @@ def build_console(parts: ConsoleParts, settings: Settings) -> FastAPI:
     for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
         app.add_exception_handler(kind, site.failed)
     app.add_exception_handler(RequestValidationError, mistaken)
+    federation = FederationPages(site)
     for room in (
         FleetPages(site),
+        federation,
         PolicyPages(site),
         GoodputPage(site),
         Pages(site),
         Decisions(site),
         Entrance(site, provider),
-        Api(site),
+        Api(site, federation),
         _Probes(site),
     ):
         room.add_to(app)
