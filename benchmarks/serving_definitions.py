@@ -2,21 +2,25 @@
 
     python -m benchmarks.serving_definitions FOLDER --until 600 --out FILE.json    # a CPU; resumable
 
-FOLDER is read as kernels.suites.definitions reads it. Every definition is read, and its problem made or refused by
-name. Of those that a CPU affords (`AFFORDABLE`; constants are as published) the reference is judged as a solution,
-which must pass; and every mutant of it that `MUTATIONS` makes, which must not. A definition counts as judged when
-its reference has passed every probe.
+FOLDER is read as kernels.suites.definitions reads it; `benchmarks.serving_folder` makes one of the public history.
+First every definition is read, and its problem made or refused by name: all that `--until 0` does. Then, of those
+that a CPU affords (`AFFORDABLE`; constants are as published), the reference is judged as a solution, which must pass;
+and every mutant of it that `MUTATIONS` makes, which must not. A definition counts as judged when its reference has
+passed every probe.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks import serving_rows
 
 AFFORDABLE = 1 << 23
 """Bytes of inputs and outputs of the smallest case."""
@@ -65,65 +69,82 @@ def judged(court: Any, definition: Any, source: str, problem: Any) -> dict[str, 
     }
 
 
-def row_of(court: Any, folder: Path, definition: Any, mutants: bool) -> dict[str, Any]:
-    """What came of a definition."""
-    from nightshift.kernels.problem import Case, ProblemError
+def read(folder: Path, definition: Any) -> dict[str, Any]:
+    """Whether a definition becomes a problem; else why not, in words and as a kind of reason."""
+    from nightshift.kernels.problem import ProblemError
     from nightshift.kernels.suites.definitions import workloads_of
     from nightshift.kernels.suites.serving import problem_of
 
-    row: dict[str, Any] = {"kind": definition.kind}
     try:
         problem = problem_of(definition, workloads_of(folder, definition))
     except ProblemError as error:
-        return {**row, "read": False, "why": str(error)[:200]}
-    small = Case.of(problem.dtypes[0], rows=2, regime=0, workload=0)
-    row |= {"read": True, "workloads": len(problem.cases), "bytes": problem.compulsory_bytes(small)}
-    if row["bytes"] > AFFORDABLE:
-        return row
-    row["reference"] = judged(court, definition, definition.reference, problem)
-    if not mutants:
-        return row
-    row["mutants"] = {
-        name: judged(court, definition, definition.reference.replace(one, other), problem)
-        for name, one, other in MUTATIONS
-        if one in definition.reference
-    }
+        return {"kind": definition.kind, "read": False, "why": str(error)[:200]}
+    workloads = sum(case["workload"] > 0 for case in problem.cases)
+    return {"kind": definition.kind, "read": True, "workloads": workloads, "bytes": _small_bytes(problem)}
+
+
+def _small_bytes(problem: Any) -> int:
+    from nightshift.kernels.problem import Case
+
+    return int(problem.compulsory_bytes(Case.of(problem.dtypes[0], rows=2, regime=0, workload=0)))
+
+
+def judge(court: Any, folder: Path, definition: Any, mutants: bool) -> dict[str, Any]:
+    """What came of a definition's reference, and of its mutants."""
+    from nightshift.kernels.suites.definitions import workloads_of
+    from nightshift.kernels.suites.serving import problem_of
+
+    problem = problem_of(definition, workloads_of(folder, definition))
+    row: dict[str, Any] = {"reference": judged(court, definition, definition.reference, problem)}
+    if mutants:
+        row["mutants"] = {
+            name: judged(court, definition, definition.reference.replace(one, other), problem)
+            for name, one, other in MUTATIONS
+            if one in definition.reference
+        }
     return row
 
 
-def save(out: Path, rows: Mapping[str, Any], refused: Mapping[str, str]) -> dict[str, Any]:
-    from nightshift.kernels.judge.environment import environment
-    from nightshift.version import commit
+REASONS: tuple[tuple[str, str], ...] = (
+    ("a dtype that torch lacks", ".dtype:"),
+    ("an axis of no known meaning", "an axis of no known meaning"),
+    ("an input of no known meaning", "an input of no known meaning"),
+    ("a shape that is no axis", "is no axis"),
+    ("a reference with other inputs than the definition", "reference: run takes"),
+    ("a reference that needs an absent library", "No module named"),
+)
+"""(name, a part of the words) of why a definition is refused; the first that fits."""
 
-    read = [row for row in rows.values() if row["read"]]
-    references = [row["reference"] for row in read if "reference" in row]
-    mutants = [(name, mutant) for row in read for name, mutant in row.get("mutants", {}).items()]
-    result = {
-        "benchmark": "serving_definitions",
-        "commit": commit() or "unknown",
-        "environment": environment("cpu").to_json(),
+
+def reason_of(why: str) -> str:
+    return next((name for name, part in REASONS if part in why), "malformed")
+
+
+def figures(folder: Path, rows: Mapping[str, Any], refused: Mapping[str, str]) -> dict[str, Any]:
+    whys = {**refused, **{name: row["why"] for name, row in rows.items() if not row["read"]}}
+    known = [row for row in rows.values() if row["read"]]
+    references = [row["reference"] for row in known if "reference" in row]
+    mutants = [(name, mutant) for row in known for name, mutant in row.get("mutants", {}).items()]
+    right = [row["kind"] for row in known if row.get("reference", {}).get("status") == "correct"]
+    return {
+        "source": serving_rows.source(folder),
         "definitions": len(rows) + len(refused),
-        "read": len(read),
-        "refused_by_name": {**refused, **{name: row["why"] for name, row in rows.items() if not row["read"]}},
-        "judged": sum(x["status"] == "correct" for x in references),
-        "judged_by_kind": dict(
-            collections.Counter(r["kind"] for r in read if r.get("reference", {}).get("status") == "correct")
-        ),
-        "references_refused": sum(x["status"] != "correct" for x in references),
+        "read": len(known),
+        "read_by_kind": dict(sorted(collections.Counter(row["kind"] for row in known).items())),
+        "refused": len(whys),
+        "refused_by_reason": dict(collections.Counter(map(reason_of, whys.values())).most_common()),
+        "refused_by_name": {name: why.replace(str(folder), "FOLDER") for name, why in sorted(whys.items())},
+        "judged": len(right),
+        "judged_by_kind": dict(sorted(collections.Counter(right).items())),
+        "references_refused": len(references) - len(right),
         "mutants": len(mutants),
         "mutants_accepted": sorted({name for name, x in mutants if x["status"] == "correct"}),
         "mutants_accepted_count": sum(x["status"] == "correct" for _, x in mutants),
-        "rows": dict(sorted(rows.items())),
     }
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--until", type=float, default=1e9, help="seconds")
+    parser = serving_rows.parser(__doc__)
     parser.add_argument("--mutants", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     from nightshift.kernels.judge.judge import Judge
@@ -131,16 +152,20 @@ def main() -> None:
 
     start = time.monotonic()
     definitions, refused = definitions_in(args.folder)
-    rows: dict[str, Any] = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
-    turn = collections.Counter[str]()
-    order = sorted(definitions.values(), key=lambda d: (turn.update([d.kind]), turn[d.kind], d.kind)[1:])
-    with Judge("cpu") as court:
-        for definition in order:  # each kind in turn
-            if definition.name not in rows and time.monotonic() - start < args.until:
-                rows[definition.name] = row_of(court, args.folder, definition, args.mutants)
-                save(args.out, rows, refused)
-    made = save(args.out, rows, refused)
-    print(json.dumps({name: value for name, value in made.items() if name not in ("rows", "environment")}))
+    earlier = serving_rows.rows_in(args.out)
+    rows = {name: {**earlier.get(name, {}), **read(args.folder, d)} for name, d in definitions.items()}
+    made = figures(args.folder, rows, refused)
+    serving_rows.save(args.out, "serving_definitions", "cpu", made, rows=rows)
+    affordable = [definitions[name] for name, row in rows.items() if row.get("bytes", AFFORDABLE + 1) <= AFFORDABLE]
+    waiting = [d for d in serving_rows.in_turn(affordable, lambda d: d.kind) if "reference" not in rows[d.name]]
+    with Judge("cpu") if args.until else contextlib.nullcontext() as court:
+        for definition in waiting:
+            if time.monotonic() - start >= args.until:
+                break
+            rows[definition.name] |= judge(court, args.folder, definition, args.mutants)
+            made = figures(args.folder, rows, refused)
+            serving_rows.save(args.out, "serving_definitions", "cpu", made, rows=rows)
+    print(json.dumps(made))
 
 
 if __name__ == "__main__":

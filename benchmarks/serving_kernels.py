@@ -3,111 +3,200 @@
     python -m benchmarks.serving_kernels FOLDER --until 300 --out FILE.json    # on a GPU; resumable
 
 FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.kernels`
-fits, some of the kernel's configurations are raced quickly on the largest workload. The fastest is judged in full,
-and raced on all of its workloads: 64 rows where none is published. Baselines: the reference as written, the same
-under torch.compile (`COMPILED`), and `libraries`: what torch itself offers for the operation.
+fits, some of the kernel's configurations are compiled side by side and raced quickly. The fastest is judged in full
+and raced on the definition's workloads: of `ROWS` sequences or lines where none is published. A workload is judged
+but not raced where one call of the reference takes longer than `REFERENCE_S`. Baselines: the reference as written,
+the same under torch.compile (`COMPILED`), and what torch offers (`benchmarks.serving_baselines`).
+
+With `--key PRIVATE` (`nightshift kernels keygen`) accepted kernels get certificates, in a folder beside FILE.json.
+A worker is a process; a file keeps each from racing beside the others' work.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import json
 import math
+import queue
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ORDER = ("decode", "norm", "latent_decode", "delta", "mamba", "prefill", "softmax", "latent_prefill")
+from benchmarks import serving_rows
+
+ORDER = ("norm", "decode", "softmax", "delta", "latent_decode", "prefill", "mamba", "latent_prefill")
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba")
 """Kinds whose reference torch.compile compiles as one graph. The others synchronise in every sequence or token."""
 CONFIGURATIONS = 6
+ROWS = (64, 16)
+REFERENCE_S = 0.3
+BATCH, CONTEXT = 64, 8192
+"""The size at which a paged decode's share of the memory's bandwidth is measured."""
+EACH_S, WORKERS = 120.0, 5
+FIT = ("faster", "slower", "inconclusive", "correct")
 
 
-def libraries(definition: Any) -> dict[str, Callable[..., Any]]:
-    """What torch offers for a definition, as its reference is called."""
-    import torch
-    from torch.nn import functional
-
-    names = list(definition.inputs)
-    if definition.kind == "rmsnorm":
-        epsilon = 1e-5 if "1e-5" in definition.reference else 1e-6
-
-        def norm(x: Any, *rest: Any) -> Any:
-            total = x if len(rest) == 1 else x + rest[0]
-            return functional.rms_norm(total, (total.shape[-1],), rest[-1], epsilon)
-
-        return {"torch.rms_norm": norm}
-    if definition.kind == "softmax":
-        return {"torch.softmax": lambda x: torch.softmax(x, -1)}
-    if "kv_indices" in names and "qo_indptr" not in names and "k_cache" in names:
-        return {"torch.batched": _decode(names)}
-    return {}
-
-
-def _decode(names: list[str]) -> Callable[..., Any]:
-    """Keys gathered by page and padded, then products and a softmax: what a server without a paged kernel runs."""
-    import math
-
-    import torch
-
-    def decode(*inputs: Any) -> Any:
-        given = dict(zip(names, inputs, strict=True))
-        q, k, v = given["q"], given["k_cache"], given["v_cache"]
-        offsets, pages = given["kv_indptr"].long(), given["kv_indices"].long()
-        counts = (offsets[1:] - offsets[:-1]) * k.shape[1]
-        if "kv_last_page_len" in given:
-            counts = torch.where(counts > 0, counts - k.shape[1] + given["kv_last_page_len"][: len(q)], counts)
-        most = max(1, -(-len(pages) // max(1, len(q))) * 2)  # without waiting for the device
-        place = (offsets[:-1, None] + torch.arange(most, device=q.device)).clamp(max=max(0, len(pages) - 1))
-        rows = pages[place]
-        keys, values = k[rows].flatten(1, 2).transpose(1, 2), v[rows].flatten(1, 2).transpose(1, 2)
-        grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])
-        logits = (grouped @ keys.transpose(2, 3)).float() * given["sm_scale"]
-        inside = torch.arange(keys.shape[2], device=q.device) < counts[:, None]
-        logits = logits.masked_fill(~inside[:, None, None], -float("inf"))
-        lse = torch.logsumexp(logits, -1) / math.log(2.0)
-        weights = torch.nan_to_num(torch.softmax(logits, -1)).to(q.dtype)
-        return (weights @ values).reshape(q.shape), lse.reshape(q.shape[:2])
-
-    return decode
-
-
-def row_of(court: Any, folder: Path, definition: Any, family: Any) -> dict[str, Any]:
-    """A definition's kernel: tuned, judged and raced."""
-    from nightshift.kernels.generate.template import candidate
-    from nightshift.kernels.judge.judge import Request
-    from nightshift.kernels.judge.probes.sizes import Scope
-    from nightshift.kernels.judge.race.contest import QUICK
-    from nightshift.kernels.suites.definitions import workloads_of
+def cases_of(definition: Any, workloads: list[Any], device: str) -> tuple[Any, list[str]]:
+    """The problem with the cases worth racing, and in words those that are not raced."""
+    from benchmarks.serving_baselines import libraries
+    from nightshift.kernels.suites.definitions import Workload
     from nightshift.kernels.suites.serving import problem_of
 
-    problem = problem_of(definition, workloads_of(folder, definition))
-    if problem.cases[0]["workload"] == 0:
-        problem = replace(problem, cases=(problem.cases[0].with_(rows=64),))
-    problem = replace(problem, libraries=libraries(definition))
-    scope = Scope(1 << 30, 0, 0, 0, 0, benchmark=True, huge=False, repeats=4)
-    pace = replace(QUICK, slot_bytes=2 << 30)
-    space = family.space(problem.name, problem.cases[0])
-    tried: list[tuple[float, Any]] = []
-    for config in space.configs[:: max(1, len(space) // CONFIGURATIONS)][:CONFIGURATIONS]:
-        made = candidate(family, problem.name, problem.cases[-1], config)
-        request = Request(scope, pace, cases=problem.cases[-1:], search=True)
-        found = court.verdict(made, problem, request)
-        times = [c.candidate_s for c in found.comparisons]
-        tried.append((min(times) if times else math.inf, config))
-    best = min(tried, key=lambda item: item[0])[1]
-    chosen = candidate(family, problem.name, problem.cases[-1], best)
-    verdict = court.verdict(chosen, problem, Request(scope, pace))
+    page = definition.axes.get("page_size")
+    wide = "qo_indptr" not in definition.inputs and "kv_indices" in definition.inputs and page is not None
+    pages = BATCH * CONTEXT // (page or 1)
+    axes = {
+        "batch_size": BATCH,
+        "num_pages": pages,
+        "num_kv_indices": pages,
+        "len_indptr": BATCH + 1,
+        "num_batches": BATCH,
+    }
+    if wide and set(definition.variable) <= axes.keys():
+        axes = {name: size for name, size in axes.items() if name in definition.variable}
+        workloads = [*workloads, Workload(f"batch {BATCH}, context {CONTEXT}", axes)]
+    problem = replace(problem_of(definition, workloads), libraries=libraries(definition))
+    published = [case for case in problem.cases if case["workload"]]
+    tried = published or [problem.cases[0].with_(rows=rows, workload=0) for rows in ROWS]
+    if wide and workloads:
+        last = tried[0].with_(rows=1, workload=len(workloads))
+        tried = [*(case for case in tried if case != last), last]
+    raced, slow = [], []
+    for case in tried:
+        took_s = _reference_s(problem, case, device)
+        if took_s <= REFERENCE_S:
+            raced.append(case)
+        else:
+            slow.append(f"{case}: the reference takes {took_s:.1f} s")
+        if raced and not published and not wide:
+            break
+    return replace(problem, cases=tuple(raced or tried[-1:])), slow
+
+
+def _reference_s(problem: Any, case: Any, device: str) -> float:
+    import torch
+
+    inputs = problem.inputs(case, "normal", 1, device)
+    best = math.inf
+    for _ in range(2):
+        start = time.monotonic()
+        problem.eager(inputs)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.monotonic() - start)
+        if best < REFERENCE_S / 10:
+            break
+    return best
+
+
+class Court:
+    """One worker's judges, made when they are needed."""
+
+    def __init__(self, folder: Path, shared: Path, device: str, key: Path | None, certificates: Path) -> None:
+        self.folder, self.shared, self.device = folder, shared, device
+        self.key, self.certificates = key, certificates
+        self._stack = contextlib.ExitStack()
+        self._judges: dict[bool, Any] = {}
+
+    def judge(self, compiled: bool) -> Any:
+        from nightshift.kernels.judge.judge import Judge
+
+        if compiled not in self._judges:
+            made = Judge(
+                self.device, interpret=self.device == "cpu", compiled=compiled, quiet=self.shared / "quiet"
+            )
+            self._judges[compiled] = self._stack.enter_context(made)
+        return self._judges[compiled]
+
+    def answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """A definition's kernel: tuned, judged and raced."""
+        from nightshift.kernels.generate.template import candidate
+        from nightshift.kernels.judge.judge import Request
+        from nightshift.kernels.judge.probes.sizes import Scope
+        from nightshift.kernels.judge.race.contest import QUICK
+        from nightshift.kernels.ops.serving.kernels import family_of
+        from nightshift.kernels.suites.definitions import definition_of, workloads_of
+
+        began = time.monotonic()
+        definition = definition_of(Path(order["definition"]))
+        family = family_of(definition)
+        assert family is not None
+        court = self.judge(family.kernel.name in COMPILED)
+        problem, slow = cases_of(definition, workloads_of(self.folder, definition), self.device)
+        gpu = self.device == "cuda"
+        scope = Scope(1 << (31 if gpu else 20), 0, 0, 0, 0, benchmark=gpu, huge=False, repeats=4 if gpu else 2)
+        pace = replace(QUICK, slot_bytes=2 << 30) if gpu else None
+        tried = list(self._tried(court, problem, family, scope, pace, order.get("configurations", CONFIGURATIONS)))
+        best = min(tried, key=lambda item: item[0])[1]
+        tuned_s = time.monotonic() - began
+        chosen = candidate(family, problem.name, problem.cases[-1], best)
+        verdict = court.verdict(chosen, problem, Request(scope, pace))
+        row = {
+            "kernel": family.kernel.name,
+            "config": dict(best),
+            "not_raced": [f"{x.baseline}: {x.why.splitlines()[0][:120]}" for x in verdict.left_out] + slow,
+            "tried": [[_micro(seconds), dict(c)] for seconds, c in tried],
+            "tuned_s": round(tuned_s, 1),
+            "took_s": round(time.monotonic() - began, 1),
+            **_verdict(verdict, problem),
+        }
+        if self.key is not None and str(verdict.status) in FIT:
+            row["certificate"] = self._certify(verdict, chosen, problem)
+        return row
+
+    def _tried(self, court: Any, problem: Any, family: Any, scope: Any, pace: Any, most: int) -> Iterator[Any]:
+        """(seconds, configuration): compiled side by side, then raced one after the other."""
+        from nightshift.kernels.generate.template import candidate
+        from nightshift.kernels.judge.judge import Request
+
+        case = problem.cases[-1]
+        space = family.space(problem.name, problem.cases[0])
+        configs = space.configs[:: max(1, len(space) // most)][:most]
+        if pace is None:
+            yield math.inf, configs[0]
+            return
+        made = [candidate(family, problem.name, case, config) for config in configs]
+        forms = [problem.inputs(case, "normal", 1, self.device)] * len(made)
+        with concurrent.futures.ThreadPoolExecutor(len(made)) as pool:
+            list(pool.map(court.compile_ahead, made, [problem] * len(made), forms))
+        forms.clear()
+        for config, one in zip(configs, made, strict=True):
+            found = court.verdict(one, problem, Request(scope, pace, cases=(case,), search=True))
+            yield min((c.candidate_s for c in found.comparisons), default=math.inf), config
+
+    def _certify(self, verdict: Any, candidate: Any, problem: Any) -> str:
+        from nightshift.collectors.seal import Signer
+        from nightshift.kernels.certification.certificate import issue
+        from nightshift.version import commit
+
+        assert self.key is not None
+        signer = Signer.from_file(self.key)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        name = f"{problem.name.removeprefix('serving/')}.json"
+        made = issue(verdict, candidate, problem, signer, now, commit() or "unknown")
+        self.certificates.mkdir(exist_ok=True)
+        (self.certificates / name).write_text(json.dumps(made, indent=1) + "\n")
+        return name
+
+
+def _micro(seconds: float) -> float | None:
+    return round(seconds * 1e6, 2) if math.isfinite(seconds) else None
+
+
+def _verdict(verdict: Any, problem: Any) -> dict[str, Any]:
+    case = {str(case): case for case in problem.cases}
     return {
-        "kernel": family.kernel.name,
-        "config": dict(best),
         "status": str(verdict.status),
         "reason": str(verdict.reason),
         "detail": verdict.detail[:300],
-        "took_s": round(verdict.took_s, 1),
         "times": [
             {
                 "case": c.case,
@@ -115,86 +204,98 @@ def row_of(court: Any, folder: Path, definition: Any, family: Any) -> dict[str, 
                 "tier": c.tier,
                 "speedup": round(c.speedup.point, 4),
                 "low": round(c.speedup.low, 4),
-                "candidate_us": round(c.candidate_s * 1e6, 2),
+                "candidate_us": _micro(c.candidate_s),
+                "bytes_per_s": round(problem.compulsory_bytes(case[c.case]) / c.candidate_s),
             }
             for c in verdict.comparisons
+            if c.case in case
         ],
-        "not_raced": [f"{x.baseline}: {x.why.splitlines()[0][:120]}" for x in verdict.left_out],
-        "tried": [[round(seconds * 1e6, 2) if math.isfinite(seconds) else None, dict(c)] for seconds, c in tried],
     }
 
 
-def save(out: Path, rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
-    from nightshift.kernels.judge.environment import environment
-    from nightshift.version import commit
-
-    right = {
-        name: row for name, row in rows.items() if row["status"] in ("faster", "slower", "inconclusive", "correct")
-    }
-    worst = []
-    for row in right.values():
+def figures(rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
+    right = [row for row in rows.values() if row["status"] in FIT]
+    worst: dict[str, list[float]] = {}
+    for row in right:
         by_case: dict[str, list[float]] = {}
         for time_ in row["times"]:
             by_case.setdefault(time_["case"], []).append(time_["speedup"])
-        worst += [min(found) for found in by_case.values()]
-    result = {
-        "benchmark": "serving_kernels",
-        "commit": commit() or "unknown",
-        "environment": environment("cuda").to_json(),
+        worst.setdefault(row["kernel"], []).extend(min(found) for found in by_case.values())
+    every = [ratio for ratios in worst.values() for ratio in ratios]
+    return {
         "definitions_with_a_kernel": fitting,
-        "judged": len(rows),
+        "judged": sum(row["status"] != "not judged" for row in rows.values()),
         "correct": len(right),
+        "certified": sum("certificate" in row for row in rows.values()),
         "faster_than_all_baselines": sum(row["status"] == "faster" for row in rows.values()),
-        "over_the_best_baseline": round(math.exp(sum(map(math.log, worst)) / len(worst)), 3) if worst else None,
-        "below_0.97": sum(x < 0.97 for x in worst),
-        "rows": dict(sorted(rows.items())),
+        "over_the_best_baseline": _mean(every),
+        "over_the_best_baseline_by_kernel": {name: _mean(found) for name, found in sorted(worst.items())},
+        "below_0.97": sum(ratio < 0.97 for ratio in every),
     }
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--until", type=float, default=1e9, help="seconds")
-    args = parser.parse_args()
-    from nightshift.kernels.judge.judge import Judge
+def _mean(ratios: list[float]) -> float | None:
+    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3) if ratios else None
+
+
+def judge_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Rows of the definitions that the result file does not hold yet, until the time is over."""
     from nightshift.kernels.ops.serving.kernels import family_of
     from nightshift.kernels.suites.definitions import definitions_in
 
     start = time.monotonic()
     definitions, _ = definitions_in(args.folder)
-    kinds: dict[str, list[Any]] = {name: [] for name in ORDER}
-    for definition in definitions.values():
-        if (family := family_of(definition)) is not None:
-            kinds[family.kernel.name].append((definition, family))
-    turns = [  # each kind in turn
-        kinds[name][turn]
-        for turn in range(max(map(len, kinds.values())))
-        for name in ORDER
-        if turn < len(kinds[name])
-    ]
-    rows: dict[str, Any] = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
-    with Judge("cuda") as compiling, Judge("cuda", compiled=False) as plain:
-        for definition, family in turns:
-            court = compiling if family.kernel.name in COMPILED else plain
-            if definition.name in rows or time.monotonic() - start > args.until:
-                continue
+    places = {path.stem: str(path) for path in (args.folder / "definitions").rglob("*.json")}
+    kernels = {name: family.kernel.name for name, d in definitions.items() if (family := family_of(d)) is not None}
+    rows = {name: row for name, row in serving_rows.rows_in(args.out).items() if row["status"] != "not judged"}
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in serving_rows.in_turn(kernels, kernels.__getitem__, ORDER):
+        if name not in rows and args.only in name:
+            waiting.put(name)
+    lock = threading.Lock()
+
+    def work(shared: str) -> None:
+        given = [str(args.folder), "--worker", shared, "--device", args.device, "--out", str(args.out)]
+        given += ["--key", str(args.key)] if args.key is not None else []
+        worker = serving_rows.Worker("benchmarks.serving_kernels", *given)
+        while (left := args.until - (time.monotonic() - start)) > EACH_S / 6:
             try:
-                rows[definition.name] = row_of(court, args.folder, definition, family)
-            except Exception as error:  # noqa: BLE001  it fails this definition alone
-                rows[definition.name] = {
-                    "status": "not judged",
-                    "detail": f"{type(error).__name__}: {error}"[:300],
-                    "times": [],
-                }
-            save(args.out, rows, len(turns))
-            print(
-                definition.name, rows[definition.name]["status"], rows[definition.name]["detail"][:100], flush=True
-            )
-    made = save(args.out, rows, len(turns))
-    print(json.dumps({name: value for name, value in made.items() if name not in ("rows", "environment")}))
+                name = waiting.get_nowait()
+            except queue.Empty:
+                break
+            row = worker.ask({"key": name, "definition": places[name]}, min(EACH_S, left))
+            row = {"kernel": kernels[name], "times": [], **row}
+            with lock:
+                if row.get("reason") != "limit" or left > EACH_S:
+                    rows[row.pop("key")] = row
+                    serving_rows.save(
+                        args.out, "serving_kernels", args.device, figures(rows, len(kernels)), rows=rows
+                    )
+                print(name, row["status"], row.get("took_s"), row["detail"][:100], flush=True)
+        worker.close()
+
+    with tempfile.TemporaryDirectory(prefix="serving-") as shared:
+        threads = [threading.Thread(target=work, args=[shared]) for _ in range(args.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return figures(rows, len(kernels))
+
+
+def main() -> None:
+    parser = serving_rows.parser(__doc__)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--key", type=Path, help="private key that signs certificates")
+    parser.add_argument("--only", default="", help="a part of the names of the definitions to judge")
+    parser.add_argument("--worker", type=Path, help="of this benchmark itself")
+    args = parser.parse_args()
+    if args.worker is not None:
+        certificates = args.out.with_name(f"{args.out.stem}_certificates")
+        serving_rows.serve(Court(args.folder, args.worker, args.device, args.key, certificates).answer)
+        return
+    print(json.dumps(judge_all(args)))
 
 
 if __name__ == "__main__":

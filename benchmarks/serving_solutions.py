@@ -4,9 +4,10 @@
     python -m benchmarks.serving_solutions FOLDER --times --until 200 --out FILE.json   # then, what it accepted
 
 FOLDER holds `definitions`, `workloads` and `solutions` as kernels.suites.definitions reads them. It may hold
-`theirs.json`: by a solution's path, the status that its own harness published for it (`theirs`). What the result
-file already holds is kept; of what is left, solutions that their harness passed come first. C++ and CUDA are built
-side by side, each within its limits (`kernels.suites.extension`). Workers are processes of one solution at a time.
+`theirs.json`: by a solution's path, the status that its own harness published for it (`theirs`);
+`benchmarks.serving_folder` makes one of the public history. What the result file already holds is kept, but refusals
+by earlier rules (`RULES`); of the rest, solutions that their harness passed come first. C++ and CUDA are built side
+by side, each within its limits (`kernels.suites.extension`). A worker judges one solution at a time.
 
 Each solution is judged twice: by our rules, in all that `kernels.suites.serving.probes` asks, and by the published
 rule (an element is wrong where its absolute and its relative error are above 0.01) on its workloads alone. A
@@ -22,8 +23,6 @@ import concurrent.futures
 import json
 import os
 import queue
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -32,12 +31,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from benchmarks import serving_rows
+
 TOLERANCE = 1e-2
 MATCHED = {"moe": 0.95}
 """Of a kind of operation, the share of elements that the published rule asks for."""
 EACH_S, BUILD_S = 150.0, 200.0
 WORKERS = 8
+RULES = 2
+"""What earlier rules refused after a build is judged again. 1 called every solution in one way only."""
 
 
 def published_rule(problem: Any, kind: str) -> Any:
@@ -106,7 +108,7 @@ class Court:
             return self.time(problem, candidate)
         plain = Request(self.scope(), None, static=False)
         verdict = self.judge.verdict(candidate, problem, plain)
-        row: dict[str, Any] = {**_words(verdict), "not_checked": list(verdict.not_checked)[:4]}
+        row: dict[str, Any] = {**_words(verdict), "rules": RULES, "not_checked": list(verdict.not_checked)[:4]}
         if problem.accepts is None and self.device == "cuda":
             asked = self.judge.verdict(candidate, published_rule(problem, definition.kind), plain)
             row["published_rule"] = (
@@ -150,197 +152,146 @@ def in_words(detail: str) -> str:
     return detail.replace("workload=0 ", "")
 
 
-def work(folder: Path, built: Path, device: str) -> None:
-    """A worker: one order a line comes in, one row a line goes out."""
-    from nightshift.kernels.problem import ProblemError
-
-    court = Court(folder, built, device)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print(json.dumps({"ready": True}), file=out, flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            row = court.answer(order)
-        except ProblemError as error:
-            row = {"status": "not judged", "reason": "unfit", "detail": str(error)[:400]}
-        except Exception as error:  # noqa: BLE001  one solution's row, and the rest is judged
-            row = {"status": "not judged", "reason": "judge", "detail": f"{type(error).__name__}: {error}"[:400]}
-        print(json.dumps({"key": order["key"], **row}), file=out, flush=True)
+def refused_before(row: Mapping[str, Any]) -> bool:
+    """Whether earlier rules refused a solution that had been built."""
+    return row.get("rules", 1) < RULES and row["status"] not in ("correct", "compile_error", "not judged")
 
 
-class Worker:
-    """A worker's process, started again where it ends or takes too long."""
+class Round:
+    """Solutions that are built side by side, and judged by workers as they are ready, until the time is over."""
 
-    def __init__(self, folder: Path, built: Path, device: str) -> None:
-        self._command = [sys.executable, "-m", "benchmarks.serving_solutions", str(folder), "--worker", str(built)]
-        self._command += ["--device", device]
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, args: argparse.Namespace, device: str) -> None:
+        from nightshift.kernels.suites.definitions import definitions_in
 
-    def ask(self, order: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-            )
-            self._line(120.0)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        line = self._line(limit_s)
-        if line is None:
-            self.close()
-            return {
-                "key": order["key"],
-                "status": "not judged",
-                "reason": "limit",
-                "detail": f"{limit_s:.0f} s over",
-            }
-        made: dict[str, Any] = json.loads(line)
-        return made
+        self.folder, self.out, self.times, self.device = args.folder, args.out, args.times, device
+        self._end = time.monotonic() + args.until
+        self.rows = serving_rows.rows_in(args.out, "solutions")
+        place = args.folder / "theirs.json"
+        self._theirs = json.loads(place.read_text()) if place.exists() else {}
+        self._definitions = definitions_in(args.folder)[0]
+        self._places = {path.stem: path for path in (args.folder / "definitions").rglob("*.json")}
+        self._built = Path(os.environ.get("SERVING_BUILT", tempfile.gettempdir())) / "serving_built"
+        self._built.mkdir(parents=True, exist_ok=True)
+        self._lock, self._ready, self._ended = threading.Lock(), queue.Queue[Any](), threading.Event()
 
-    def _line(self, limit_s: float) -> str | None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        found: queue.Queue[str] = queue.Queue()
-        threading.Thread(
-            target=lambda out: found.put(out.readline()), args=[self._process.stdout], daemon=True
-        ).start()
-        try:
-            return found.get(timeout=limit_s) or None
-        except queue.Empty:
-            return None
+    @property
+    def left_s(self) -> float:
+        return self._end - time.monotonic()
 
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    def waiting(self) -> list[tuple[str, Path, Any]]:
+        """What the result file does not hold yet, or holds of earlier rules; what cannot be judged gets its row."""
+        from nightshift.kernels.suites.definitions import solutions_in
 
-
-def judge_all(folder: Path, out: Path, device: str, until_s: float, each: int, times: bool) -> dict[str, Any]:
-    """Build and judge what the result file does not hold yet, until the time is over."""
-    import torch
-
-    from nightshift.kernels.suites.definitions import definitions_in, solutions_in
-
-    start = time.monotonic()
-    rows: dict[str, Any] = json.loads(out.read_text())["solutions"] if out.exists() else {}
-    theirs = json.loads((folder / "theirs.json").read_text()) if (folder / "theirs.json").exists() else {}
-    definitions, _ = definitions_in(folder)
-    places = {path.stem: path for path in (folder / "definitions").rglob("*.json")}
-    built = Path(os.environ.get("SERVING_BUILT", tempfile.gettempdir())) / "serving_built"
-    built.mkdir(parents=True, exist_ok=True)
-    arch = "{}{}{}".format(*torch.cuda.get_device_capability(), "a") if device == "cuda" else ""
-    waiting = []
-    for path, solution in solutions_in(folder):
-        key = str(path.relative_to(folder / "solutions"))
-        had = rows.get(key, {})
-        again = had.get("status") in (None, "machine_fault") or had.get("reason") == "limit"
-        if not (had.get("status") == "correct" and "times" not in had if times else again):
-            continue
-        if isinstance(solution, Exception):
-            rows[key] = {"status": "not judged", "reason": "malformed", "detail": str(solution)[:300]}
-        elif solution.definition not in definitions:
-            rows[key] = {"status": "not judged", "reason": "no definition", "detail": solution.definition}
-        elif solution.language == "cuda" and device == "cpu":
-            rows[key] = {"status": "not judged", "reason": "needs a GPU", "detail": "CUDA"}
-        else:
-            waiting.append((key, path, solution))
-    waiting.sort(key=lambda item: (theirs.get(item[0], {}).get("theirs") != "PASSED", item[0]))
-    lock, ready, ended = threading.Lock(), queue.Queue[Any](), threading.Event()
-
-    def keep(key: str, row: dict[str, Any], solution: Any) -> None:
-        about = {"definition": solution.definition, "author": solution.author, "language": solution.language}
-        with lock:
-            before = rows.get(key, {}) if times else {}
-            rows[key] = {**before, **about, "theirs": theirs.get(key, {}).get("theirs"), **row}
-            save(out, rows, device)
-
-    def prepare(item: Any) -> None:
-        key, path, solution = item
-        left = until_s - (time.monotonic() - start)
-        if left < 20:
-            return
-        order = {"key": key, "solution": str(path), "definition": str(places[solution.definition]), "times": times}
-        if solution.language == "cuda":
-            from nightshift.kernels.suites import extension
-
-            place = built / key.replace("/", "_").removesuffix(".json")
-            began = time.monotonic()
-            try:
-                made = extension.build(solution.sources, place, built / "headers", arch, min(BUILD_S, left))
-            except (extension.BuildError, OSError) as error:
-                if time.monotonic() - start < until_s - 2:
-                    keep(
-                        key, {"status": "compile_error", "reason": "compile_failed", "detail": str(error)}, solution
-                    )
-                return
-            order |= {"built": str(made), "build_s": round(time.monotonic() - began, 1)}
-        ready.put((order, solution))
-
-    def judge() -> None:
-        worker = Worker(folder, built, device)
-        while True:
-            left = until_s - (time.monotonic() - start)
-            try:
-                order, solution = ready.get(timeout=0.5)
-            except queue.Empty:
-                if ended.is_set() or left < 5:
-                    break
+        found = []
+        for path, solution in solutions_in(self.folder):
+            key = str(path.relative_to(self.folder / "solutions"))
+            if not self._wanted(self.rows.get(key)):
                 continue
-            if left > 5:
-                row = worker.ask(order, min(EACH_S, left))
-                if row.get("reason") != "limit" or left > EACH_S:
-                    row.pop("key")
-                    keep(order["key"], {**row, "build_s": order.get("build_s")}, solution)
-        worker.close()
+            if isinstance(solution, Exception):
+                self.rows[key] = {"status": "not judged", "reason": "malformed", "detail": str(solution)[:300]}
+            elif solution.definition not in self._definitions:
+                self.rows[key] = {"status": "not judged", "reason": "no definition", "detail": solution.definition}
+            elif solution.language == "cuda" and self.device == "cpu":
+                self.rows[key] = {"status": "not judged", "reason": "needs a GPU", "detail": "CUDA"}
+            else:
+                found.append((key, path, solution))
+        return sorted(
+            found, key=lambda item: (self._passed(item[0]) is not True, item[0] not in self.rows, item[0])
+        )
 
-    judges = [threading.Thread(target=judge) for _ in range(min(each, max(1, len(waiting))))]
-    for thread in judges:
-        thread.start()
-    if any(item[2].language == "cuda" for item in waiting):
+    def _wanted(self, had: Mapping[str, Any] | None) -> bool:
+        if self.times:
+            return had is not None and had["status"] == "correct" and "times" not in had
+        if had is None or had["reason"] in ("limit", "needs a GPU"):
+            return True
+        return had["status"] == "machine_fault" or refused_before(had)
+
+    def _passed(self, key: str) -> bool:
+        return bool(self._theirs.get(key, {}).get("theirs") == "PASSED")
+
+    def run(self, workers: int) -> None:
         from nightshift.kernels.suites import extension
 
-        extension.make_headers(built / "headers")
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(prepare, waiting))
-    ended.set()
-    for thread in judges:
-        thread.join()
-    return save(out, rows, device)
+        waiting = self.waiting()
+        judges = [threading.Thread(target=self._judge) for _ in range(min(workers, max(1, len(waiting))))]
+        for thread in judges:
+            thread.start()
+        if any(solution.language == "cuda" for _, _, solution in waiting):
+            extension.make_headers(self._built / "headers")
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(lambda item: self._prepare(*item), waiting))
+        self._ended.set()
+        for thread in judges:
+            thread.join()
+
+    def _keep(self, key: str, row: dict[str, Any], solution: Any) -> None:
+        about = {"definition": solution.definition, "author": solution.author, "language": solution.language}
+        with self._lock:
+            before = self.rows.get(key, {}) if self.times else {}
+            theirs = self._theirs.get(key, {}).get("theirs")
+            self.rows[key] = {**before, **about, "theirs": theirs, **row}
+            save(self.out, self.rows, self.device)
+
+    def _prepare(self, key: str, path: Path, solution: Any) -> None:
+        """Build a solution, where it is built, and put it before a worker."""
+        if self.left_s < 20:
+            return
+        definition = str(self._places[solution.definition])
+        order = {"key": key, "solution": str(path), "definition": definition, "times": self.times}
+        if solution.language == "cuda":
+            import torch
+
+            from nightshift.kernels.suites import extension
+
+            began, place = time.monotonic(), self._built / key.replace("/", "_").removesuffix(".json")
+            arch, headers = "{}{}a".format(*torch.cuda.get_device_capability()), self._built / "headers"
+            try:
+                made = extension.build(solution.sources, place, headers, arch, min(BUILD_S, self.left_s))
+            except (extension.BuildError, OSError) as error:
+                if self.left_s > 2:
+                    row = {"status": "compile_error", "reason": "compile_failed", "detail": str(error)}
+                    self._keep(key, row, solution)
+                return
+            order |= {"built": str(made), "build_s": round(time.monotonic() - began, 1)}
+        self._ready.put((order, solution))
+
+    def _judge(self) -> None:
+        given = [str(self.folder), "--worker", str(self._built), "--device", self.device]
+        worker = serving_rows.Worker("benchmarks.serving_solutions", *given)
+        while self.left_s > 5:
+            try:
+                order, solution = self._ready.get(timeout=0.5)
+            except queue.Empty:
+                if self._ended.is_set():
+                    break
+                continue
+            left_s = self.left_s
+            row = worker.ask(order, min(EACH_S, left_s))
+            if row.get("reason") != "limit" or left_s > EACH_S:
+                self._keep(row.pop("key"), {**row, "build_s": order.get("build_s")}, solution)
+        worker.close()
 
 
-def save(out: Path, rows: Mapping[str, Any], device: str) -> dict[str, Any]:
-    from nightshift.kernels.judge.environment import environment
-    from nightshift.version import commit
-
-    judged = [row for row in rows.values() if row["status"] not in ("not judged", "machine_fault")]
-    passed = [
-        row for row in rows.values() if row.get("theirs") == "PASSED" or row.get("published_rule") == "PASSED"
-    ]
-    result = {
-        "benchmark": "serving_solutions",
-        "commit": commit() or "unknown",
-        "environment": environment(device).to_json(),
-        "judged": len(judged),
+def figures(rows: Mapping[str, Any]) -> dict[str, Any]:
+    passed = [row for row in rows.values() if "PASSED" in (row.get("theirs"), row.get("published_rule"))]
+    refused = [row for row in passed if row["status"] not in ("correct", "not judged")]
+    return {
+        "judged": sum(row["status"] not in ("not judged", "machine_fault") for row in rows.values()),
         "by_status": dict(collections.Counter(row["status"] for row in rows.values())),
         "by_reason": dict(collections.Counter(row["reason"] for row in rows.values())),
         "passed_by_their_harness": sum(row.get("theirs") == "PASSED" for row in rows.values()),
         "passed_by_their_rule_here": sum(row.get("published_rule") == "PASSED" for row in rows.values()),
-        "refused_here_that_theirs_passed": sum(row["status"] not in ("correct", "not judged") for row in passed),
-        "solutions": dict(sorted(rows.items())),
+        "refused_here_that_theirs_passed": len(refused),
+        "refused_by_earlier_rules": sum(map(refused_before, rows.values())),
     }
-    part = out.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(out)
-    return result
+
+
+def save(out: Path, rows: Mapping[str, Any], device: str) -> None:
+    serving_rows.save(out, "serving_solutions", device, figures(rows), solutions=rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--until", type=float, default=1e9, help="seconds")
+    parser = serving_rows.parser(__doc__)
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--times", action="store_true", help="time what the result file has as correct")
@@ -350,10 +301,12 @@ def main() -> None:
 
     device = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if args.worker:
-        work(args.folder, args.worker, device)
+        serving_rows.serve(Court(args.folder, args.worker, device).answer)
         return
-    made = judge_all(args.folder, args.out, device, args.until, args.workers, args.times)
-    print(json.dumps({name: value for name, value in made.items() if name not in ("solutions", "environment")}))
+    made = Round(args, device)
+    made.run(args.workers)
+    save(args.out, made.rows, device)
+    print(json.dumps(figures(made.rows)))
 
 
 if __name__ == "__main__":

@@ -264,6 +264,9 @@ class JudgeTrial:
             self.probed.append(probe.case)
         except Refusal as refusal:
             self._ask_afresh(examiner, probe, refusal)
+            if refusal.reason is Reason.illegal_access:  # the driver names no case
+                told = f"{refusal.detail.partition(chr(10))[0]} ({probe.case}, {probe.distribution})"
+                raise Refusal(refusal.reason, told, probe.stage) from refusal
             raise
         finally:
             if host is not None:
@@ -413,7 +416,7 @@ class JudgeTrial:
             empty: Inputs = ()
             stir = Stir(entrant.blends) if isinstance(entrant, Replayed) else None
             baselines = [
-                Baseline(name, function, [empty] * count, flush, judge.clock, stir)
+                Baseline(name, function, [empty] * count, flush, judge.clock, stir, solo.seconds[name])
                 for name, function in solo.near.items()
             ]
             alone = solo.seconds if flush is not None else {}

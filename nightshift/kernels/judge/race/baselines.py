@@ -35,6 +35,8 @@ from nightshift.kernels.problem import Case, Inputs, Problem, ProblemError, as_o
 
 _NEAR = 1.25
 """A baseline this much slower than the best one, run alone, is not raced again."""
+_HOPELESS = 30.0
+"""Eager, which every race has, is not raced where it is this much slower than the best: a reference of loops."""
 _FAR = 1.6
 """One this much slower on an earlier day is not run again."""
 _DAYS = 30.0
@@ -57,9 +59,10 @@ class Solo:
 
     @property
     def near(self) -> dict[str, Callable[..., Any]]:
-        """The baselines worth racing: eager, and whatever is close to the best."""
+        """The baselines worth racing: eager, unless another is far faster, and whatever is close to the best."""
         best = min(self.seconds.values())
-        return {n: f for n, f in self.functions.items() if n == "eager" or self.seconds[n] <= _NEAR * best}
+        limits = {"eager": _HOPELESS}
+        return {n: f for n, f in self.functions.items() if self.seconds[n] <= limits.get(n, _NEAR) * best}
 
     def left_out(self, case: str) -> list[LeftOut]:
         """Every baseline that a race on this case goes without, with the reason."""
@@ -169,8 +172,11 @@ def _copies(values: Sequence[Inputs]) -> list[Inputs]:
 
 def _alone(baseline: Baseline) -> float:
     """Seconds a call: the median of several medians, after a few calls to warm up."""
-    for n in (0, 1, 0):
+    for n in (0, 1):
         baseline.call(n)
+    start = baseline.clock()
+    baseline.run([0])
+    baseline.alone_s = baseline.clock() - start
     return sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))[2]
 
 
