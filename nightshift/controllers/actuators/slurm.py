@@ -598,7 +598,7 @@ def _unstoppable(job: SlurmJob) -> str | None:
     return None if job.can_requeue else f"job {job.key} was submitted with --no-requeue"
 
 
-def _runs(jobs: list[SlurmJob]) -> str:
+def _runs(jobs: Sequence[SlurmJob]) -> str:
     return _written({job.id: job.restarts for job in jobs})
 
 

@@ -159,12 +159,13 @@ def ledger(
         chosen = controller.step(level, seen, drawn)
         switches += chosen != level
         level = np.clip(chosen, 0, TOP)
+    rates = [count / windows for count in (over, exploring, changed, clearly, beyond, excess)]
+    rates.append(switches / (windows * WINDOW_S / 3600.0))
     return EnergyLedger(
         1.0 - energy / work,
         1.0 - oracle / windows,
         1.0 - host / work / (free / windows / (1.0 - HOST_SHARE)),
-        *(count / windows for count in (over, exploring, changed, clearly, beyond, excess)),
-        switches / (windows * WINDOW_S / 3600.0),
+        *rates,
     )
 
 
