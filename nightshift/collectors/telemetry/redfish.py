@@ -317,13 +317,14 @@ class RedfishCollector:
     def _status(self, bmc: _Bmc, now_s: float) -> SourceStatus:
         covers = (Subject(SubjectKind.NODE, bmc.node),) if bmc.parts or bmc.named else ()
         problem, off_s = bmc.problem, bmc.clock_off_s
-        partly = f"the BMC's clock is off by {off_s / 86_400:,.1f} days" if abs(off_s) > _CLOCK_OFF_S else ""
+        # said, and no fault: nothing relies on that clock
+        note = f"the BMC's clock is off by {off_s / 86_400:,.1f} days" if abs(off_s) > _CLOCK_OFF_S else ""
         if problem is not None:
             return SourceStatus(bmc.source, now_s, False, problem.reason, problem.detail, covers=covers)
         if bmc.read_s > -np.inf and not bmc.parts:
             detail = "it has no power supply, fan, sensor or leak detector that we understand"
             return SourceStatus(bmc.source, now_s, False, Reason.NOT_FOUND, detail, covers=covers)
-        return SourceStatus(bmc.source, now_s, True, samples=len(bmc.parts), covers=covers, partly=partly)
+        return SourceStatus(bmc.source, now_s, True, None, note, samples=len(bmc.parts), covers=covers)
 
 
 class _Unverified(Fetcher):
