@@ -385,7 +385,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     path, at, kinds = RESULTS / "equipment.json", commit(), given.kind or KINDS
-    before = json.loads(path.read_text())["results"].get("draws", []) if path.exists() and given.kind else []
+    before = json.loads(path.read_text())["results"].get("by_draw", []) if given.kind and path.exists() else []
     draws = [one for one in before if one["kind"] not in kinds]
     for number in range(DRAWS):
         if (kind := KINDS[number % len(KINDS)]) in kinds:
@@ -393,13 +393,13 @@ def main() -> None:
             print(number, draws[-1], flush=True)
     by = {kind: [one["right"] for one in draws if one["kind"] == kind] for kind in KINDS}
     results = {
-        "commit": at, "drawn": len(draws), "right": sum(one["right"] for one in draws),
+        "commit": at, "draws": len(draws), "right": sum(one["right"] for one in draws),
         "right_share": sum(one["right"] for one in draws) / max(len(draws), 1),
         "restarted": f"{sum(one['right'] for one in draws if one['restarted'])} of "
                      f"{sum(one['restarted'] for one in draws)}",
         "by_kind": {kind: f"{sum(right)} of {len(right)}" for kind, right in by.items()},
         "wrong": [one for one in draws if not one["right"]],
-        "draws": [{name: one[name] for name in ("commit", "kind", "restarted", "right")} for one in draws],
+        "by_draw": draws,
         "mockups": {folder.name: mockup(folder) for folder in given.mockup},
     }  # fmt: skip
     write("equipment", results)
