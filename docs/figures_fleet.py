@@ -399,7 +399,7 @@ TABLES = (
             Row("named per 1,000 units and month, failures dealt by chance", "results/public", _by_chance, "≤ 1"),
         ),
         "No one has labelled lemons there. By chance: each failure goes to another unit in use that day, so every"
-        " unit named is false. Titan's failures count twice, by slot and GPU. Ostrouchov et al., SC20; LA-UR-05-7318.",
+        " unit named is false. Titan's failures count twice, by slot and GPU. Ostrouchov, SC20; LA-UR-05-7318.",
     ),
     Table(
         "Rollouts in drawn fleets (made up)",

@@ -122,6 +122,16 @@ def test_new_log_entries_are_events_and_those_that_were_there_are_not() -> None:
     assert event.node == NODE
 
 
+@pytest.mark.parametrize(("stamp", "is_new"), [("1970-01-03T00:00:20Z", True), ("1970-01-02T23:59:00Z", False)])
+def test_an_entry_that_comes_during_the_first_walk_is_told_by_the_bmcs_own_clock(stamp: str, is_new: bool) -> None:
+    bmc = Bmc("n1", clock="1970-01-03T00:00:05Z")
+    watch = Watch(bmc)
+    watch.run(10.0)  # the walk has begun, and logs are read at its end
+    bmc.entries.append((stamp, "Critical", "PSU 2 lost its input"))
+    watch.run()
+    assert bool(watch.events) is is_new
+
+
 @pytest.mark.parametrize(
     ("message", "oem", "is_event"),
     [
