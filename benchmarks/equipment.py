@@ -20,6 +20,7 @@ capture of a real BMC (github.com/spyroot/redfish_ctl, tests/*_fixtures, for som
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.detect_held_out import commit
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 from nightshift.agent.correlation.correlate import correlate
 from nightshift.agent.correlation.decisions import DecisionVerb, KnownIncident
 from nightshift.agent.correlation.kinship import first_cause
@@ -379,12 +380,17 @@ def mockup(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mockup", type=Path, action="append", default=[], metavar="DIR")
-    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument(
+        "--kind", choices=KINDS, action="append", help="Draw these alone, and keep the others' rows"
+    )
     given = parser.parse_args()
-    at, draws = commit(), []
-    for number in range(given.draws):
-        draws.append(draw(number, KINDS[number % len(KINDS)]))
-        print(number, draws[-1], flush=True)
+    path, at, kinds = RESULTS / "equipment.json", commit(), given.kind or KINDS
+    before = json.loads(path.read_text())["results"].get("by_draw", []) if given.kind and path.exists() else []
+    draws = [one for one in before if one["kind"] not in kinds]
+    for number in range(DRAWS):
+        if (kind := KINDS[number % len(KINDS)]) in kinds:
+            draws.append({"commit": at, **draw(number, kind)})
+            print(number, draws[-1], flush=True)
     by = {kind: [one["right"] for one in draws if one["kind"] == kind] for kind in KINDS}
     results = {
         "commit": at, "draws": len(draws), "right": sum(one["right"] for one in draws),
@@ -393,6 +399,7 @@ def main() -> None:
                      f"{sum(one['restarted'] for one in draws)}",
         "by_kind": {kind: f"{sum(right)} of {len(right)}" for kind, right in by.items()},
         "wrong": [one for one in draws if not one["right"]],
+        "by_draw": draws,
         "mockups": {folder.name: mockup(folder) for folder in given.mockup},
     }  # fmt: skip
     write("equipment", results)

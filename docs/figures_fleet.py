@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from figure_rows import Row, Table, number, percent
@@ -11,8 +12,10 @@ def _lines(value: Any) -> str:
     return f"{value['changed']} of {value['lines']:,}"
 
 
-def _touched(value: Any) -> str:
-    return f"{value['nodes_touched']}; {'yes' if value['stops_that_page'] else 'not needed'}"
+def _touched(mode: str, draws: Any) -> str:
+    mine = [one for one in draws if one["mode"] == mode]
+    stops = "yes" if all(one["stops_that_page"] for one in mine) else "not needed"
+    return f"{', '.join(str(one['nodes_touched']) for one in mine)}; {stops}"
 
 
 def _passed(value: Any) -> str:
@@ -37,8 +40,38 @@ def _read(value: Any) -> str:
     return f"{value['files']} files, {value['entries']} nodes and jobs; {named_right} as named"
 
 
+def _sum(records: Any, name: str) -> Any:
+    return sum(one[name] for one in records.values())
+
+
+def _records(records: Any) -> str:
+    return f"{_sum(records, 'units'):,}; {_sum(records, 'failures'):,}; {_sum(records, 'windows')}"
+
+
+def _again(records: Any) -> str:
+    named = _sum(records, "named")
+    again = sum(one["again"] * one["named"] for one in records.values()) / max(named, 1)
+    others = sum(one["peers_again"] * one["named"] for one in records.values()) / max(named, 1)
+    return f"{named}; {again:.0%}; {others:.1%}"
+
+
+def _repeaters(records: Any) -> str:
+    return f"{_sum(records, 'repeaters_named')} of {_sum(records, 'repeaters')}"
+
+
+def _by_chance(records: Any) -> str:
+    return f"at most {max(one['by_chance_per_1000_a_month'] for one in records.values()):.3f}"
+
+
+def _captured(read: Any) -> str:
+    return " and ".join(str(len(read[f"supermicro_{name}fixtures"]["parts"])) for name in ("", "x10_"))
+
+
 _PER_S, _COUNT = number(" /s", 1.0, 3), number("", 1.0, 0)
-EQUIPMENT = ("power supply", "fan", "leak", "inlet air", "event log", "flapping link", "module", "leaf", "spine")
+EQUIPMENT = (
+    *("power supply", "fan", "leak", "inlet air", "event log", "event log by IPMI"),
+    *("flapping link", "module", "leaf", "spine", "flapping NVLink", "NVLink switch"),
+)
 
 UPGRADE = Table(
     "An upgrade from the first release, and the way back",
@@ -318,9 +351,10 @@ TABLES = (
         (
             Row("nodes touched, worst draw", "results/most_nodes_touched", _COUNT, "≤ 10 (`guard.breaker_nodes`)"),
             *(
-                Row(f"lies {words}: nodes touched; stopped with a page", f"results/draws/{number_}", _touched)
-                for number_, words in enumerate(
-                    ("all at once", "one node after the other", "the same, repairs seem to help", "slowly")
+                Row(f"lies {words}: nodes touched; stopped with a page", "results/draws", partial(_touched, mode))
+                for mode, words in (
+                    ("at_once", "all at once"), ("by_minutes", "one node after the other"),
+                    ("believed", "the same, repairs seem to help"), ("slowly", "slowly"),
                 )
             ),
         ),
@@ -328,7 +362,7 @@ TABLES = (
         " restarts half-way.",
     ),
     Table(
-        "Evidence for the vendor before drawn resets, reboots and quarantines (made up)",
+        "Evidence for the vendor before drawn resets, reboots, quarantines and returns (made up)",
         "vendor_evidence",
         "python -m benchmarks.vendor_evidence",
         (
@@ -341,16 +375,19 @@ TABLES = (
         "What the node answers is drawn, and the clock is simulated.",
     ),
     Table(
-        "Faults of BMCs' parts, links and switches in 200 drawn fabrics (made up)",
+        "Faults of BMCs' parts, links and switches in 204 drawn fabrics (made up)",
         "equipment",
         "python -m benchmarks.equipment",
         (
             Row("one incident with the right part", "results/right_share", percent, "≥ 95 %"),
             *(Row(f"… {kind}", f"results/by_kind/{kind}", str) for kind in EQUIPMENT),
+            Row("… with a restart of the daemon around the fault", "results/restarted", str),
             Row("DMTF's mock-up public-rackmount1: parts that are read", "results/mockups/public-rackmount1/parts",
                 lambda parts: str(len(parts))),
+            Row("captures of a GB300 tray and a Supermicro X10: parts that are read", "results/mockups", _captured),
         ),
-        "Pages and BMCs are drawn by us. Scrapes are missing, a BMC hangs, one answers in HTML, one is in 1970.",
+        "Pages and BMCs are drawn by us, NVLinks by NMX Telemetry's names. Scrapes are missing, a BMC hangs, one"
+        " answers in HTML, one is in 1970. Captures: github.com/spyroot/redfish_ctl.",
     ),
     Table(
         "Tickets of a daemon that is killed at each arrow",
@@ -377,6 +414,19 @@ TABLES = (
         ),
         "Rates of healthy nodes are those of RSC-1 (arXiv 2410.21680); the rest, also the share of lemons, is made"
         " up, as the benchmark says.",
+    ),
+    Table(
+        "Lemons in public failure records (Titan's GPUs, ten systems of LANL)",
+        "lemons",
+        "python -m benchmarks.lemons --titan FILE --lanl FILE",
+        (
+            Row("units; failures; windows of 28 days", "results/public", _records),
+            Row("named; of them failed again in the next 28 days; other units did", "results/public", _again),
+            Row("units that failed on five days of 28 or more: named", "results/public", _repeaters),
+            Row("named per 1,000 units and month, failures dealt by chance", "results/public", _by_chance, "≤ 1"),
+        ),
+        "No one has labelled lemons there. By chance: each failure goes to another unit in use that day, so every"
+        " unit named is false. Titan's failures count twice, by slot and GPU. Ostrouchov, SC20; LA-UR-05-7318.",
     ),
     Table(
         "Rollouts in drawn fleets (made up)",

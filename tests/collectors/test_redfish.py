@@ -122,6 +122,16 @@ def test_new_log_entries_are_events_and_those_that_were_there_are_not() -> None:
     assert event.node == NODE
 
 
+@pytest.mark.parametrize(("stamp", "is_new"), [("1970-01-03T00:00:20Z", True), ("1970-01-02T23:59:00Z", False)])
+def test_an_entry_that_comes_during_the_first_walk_is_told_by_the_bmcs_own_clock(stamp: str, is_new: bool) -> None:
+    bmc = Bmc("n1", clock="1970-01-03T00:00:05Z")
+    watch = Watch(bmc)
+    watch.run(10.0)  # the walk has begun, and logs are read at its end
+    bmc.entries.append((stamp, "Critical", "PSU 2 lost its input"))
+    watch.run()
+    assert bool(watch.events) is is_new
+
+
 @pytest.mark.parametrize(
     ("message", "oem", "is_event"),
     [
@@ -158,7 +168,10 @@ def test_a_clock_in_1970_moves_no_entry_out_of_its_walk() -> None:
     batch = watch.run()
     (event,) = watch.events
     assert before_s - 120.0 <= event.record.at.t_s <= watch.now_s
-    assert "clock is off" in batch.sources[0].partly
+    (status,) = batch.sources
+    assert "clock is off" in status.detail
+    assert status.ok
+    assert not status.partly, "nothing is left out for it, so no source is lost"
 
 
 def test_a_log_that_was_cleared_and_numbers_anew_is_read_anew() -> None:

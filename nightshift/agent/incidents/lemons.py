@@ -1,4 +1,4 @@
-"""Lemons: nodes, GPUs, slots and links where jobs fail more often than on their peers over 28 days.
+"""Lemons: nodes, GPUs, slots, ports and cables where jobs fail more often than on their peers over 28 days.
 
 Exposure is counted in days on which a unit held a job, failures in those of them on which hardware of the unit
 stopped one (an incident, opened or back, that is diagnosed there). Peers differ, so their failures are
@@ -24,7 +24,7 @@ from nightshift.agent.store.incident_store import Store, name_of
 from nightshift.agent.store.tables import incidents, steps
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Instant
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import CABLE, PEER, Inventory, Subject, SubjectKind
 from nightshift.detectors.alarms.lanes import Lane, Proof, in_lane
 from nightshift.detectors.base import Fault, Finding, Severity, State
 from nightshift.detectors.tails import beta_binomial_tail
@@ -98,6 +98,8 @@ class Lemons:
         self._used: dict[str, set[int]] = defaultdict(set)
         self._charges: dict[tuple[int, int], _Charge] = {}
         self._since_s: dict[str, float] = {}
+        self._cables: dict[str, Subject] = {}
+        """By cable the port of a node that it was last seen in."""
         self._seen: set[tuple[int, float]] = set()
         """Beginnings that were judged."""
         self._found: list[Finding] = []
@@ -155,7 +157,7 @@ class Lemons:
                 continue
             yield str(gpu)
             yield from map(str, inventory.children(gpu, now_s, SubjectKind.LINK))
-            yield from map(str, inventory.children(gpu, now_s, SubjectKind.NIC))
+            yield from self._ports(gpu, now_s)
             if node is None:
                 continue
             if slot := inventory.fact(gpu, "slot"):
@@ -163,7 +165,15 @@ class Lemons:
             if node not in nodes:
                 nodes.add(node)
                 yield str(node)
-                yield from map(str, inventory.children(node, now_s, SubjectKind.NIC))
+                yield from self._ports(node, now_s)
+
+    def _ports(self, owner: Subject, now_s: float) -> Iterator[str]:
+        """Its ports and their cables."""
+        for port in self._inventory.children(owner, now_s, SubjectKind.NIC):
+            yield str(port)
+            for cable in self._cable(port):
+                self._cables[cable] = port
+                yield cable
 
     def _charge(self, now_s: float) -> None:
         """Failures of incidents that were opened, or came back, of late; the inventory knows where that was."""
@@ -188,7 +198,11 @@ class Lemons:
         self._seen = found
 
     def _units(self, subject: Subject, at_s: float) -> tuple[str, ...]:
-        """A place as units of each kind: its node; its GPU and that GPU's slot; the link or port of its cable."""
+        """A place as units of each kind: its node; its GPU and that GPU's slot; the link or port, and its cable.
+        What fails on a switch's port is charged to the port at the other end: that one's node held the job."""
+        if subject.kind is SubjectKind.NIC and self._inventory.above(subject, SubjectKind.NODE, at_s) is None:
+            peer = self._inventory.fact(subject, PEER)
+            subject = Subject.parse(peer) if peer else subject
         node = self._inventory.above(subject, SubjectKind.NODE, at_s)
         gpu = self._inventory.above(subject, SubjectKind.GPU, at_s)
         found = [str(one) for one in (node, gpu) if one is not None]
@@ -196,8 +210,13 @@ class Lemons:
         if node is not None and slot:
             found.append(f"slot:{node.name} {slot}")
         if subject.kind in (SubjectKind.LINK, SubjectKind.NIC):
-            found.append(str(subject))
+            found += [str(subject), *self._cable(subject)]
         return tuple(found)
+
+    def _cable(self, port: Subject) -> tuple[str, ...]:
+        """A cable by its serial number: it may be plugged elsewhere, and fail there."""
+        cable = self._inventory.fact(port, CABLE) or ""
+        return (f"cable:{cable}",) if cable.startswith("SN ") else ()
 
     def _judge(self, now_s: float) -> None:
         failed: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -221,7 +240,7 @@ class Lemons:
         kind, _, name = unit.partition(":")
         if kind == "slot":
             return Subject(SubjectKind.NODE, name.partition(" ")[0])
-        subject = Subject.parse(unit)
+        subject = self._cables.get(unit, self._inventory.cluster) if kind == "cable" else Subject.parse(unit)
         return self._inventory.above(subject, SubjectKind.NODE, now_s) or subject
 
     def _tell(self, by_node: Mapping[Subject, list[str]], now_s: float) -> None:

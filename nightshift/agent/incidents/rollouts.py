@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -98,18 +99,19 @@ def blamed(
     start_s, fleet = at_s - COMPARED_S, set(nodes) | {name for name, _ in failures}
     rollouts = _stays([change for change in changes if start_s <= change.at_s <= at_s], at_s)
     found: list[tuple[Blame, bool]] = []
-    for reached in rollouts.values():
-        after = [name for name, t_s in failures if name in reached and _is_within(reached[name], t_s)]
-        changed_s = sum(until_s - change.at_s for stays in reached.values() for change, until_s in stays)
+    for (component, _), (reached, changed_s) in rollouts.items():
+        after = {name: t_s for name, t_s in failures if name in reached and _is_within(reached[name], t_s)}
+        if len(after) < LEAST_NODES:
+            continue
+        count = sum(name in after and _is_within(reached[name], t_s) for name, t_s in failures)
         share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
         # as many or more of the failures, by chance: the binomial's tail
-        tail = binomial_tail(len(after), len(failures), min(share, 1.0))
-        chance = tail * len(rollouts)
-        if len(set(after)) >= LEAST_NODES and chance < CHANCE:
+        chance = binomial_tail(count, len(failures), min(share, 1.0)) * len(rollouts)
+        if chance < CHANCE:
             first = min((change for stays in reached.values() for change, _ in stays), key=lambda one: one.at_s)
             others = {name for name, _ in failures} - set(after)
-            counts = len(reached), len(set(after)), len(fleet) - len(reached), len(others)
-            blame = Blame(first.component, first.after, first.before, *counts, first.at_s, chance)
+            counts = len(reached), len(after), len(fleet) - len(reached), len(others)
+            blame = Blame(component, first.after, first.before, *counts, first.at_s, chance)
             # a fault that was there before the change did not begin with it
             found.append((blame, _is_within(reached.get(node, ()), onset_s)))
     # the one that explains most: a harmless version beside it reached some of the same nodes
@@ -121,18 +123,28 @@ Stays = dict[str, list[tuple[VersionChange, float]]]
 """By node: changes to one version, each with the time (Unix s) until which the node had it."""
 
 
-def _stays(changes: Iterable[VersionChange], at_s: float) -> dict[tuple[str, str], Stays]:
-    """By component and version how long each node had it: a version that was taken back counts until then."""
-    found: dict[tuple[str, str], Stays] = defaultdict(lambda: defaultdict(list))
+def _stays(changes: Iterable[VersionChange], at_s: float) -> dict[tuple[str, str], tuple[Stays, float]]:
+    """By component and version how long each node had it, and all together (s): a version that was reverted counts
+    until then."""
+    found: dict[tuple[str, str], tuple[Stays, list[float]]] = {}
     next_s: dict[tuple[str, str], float] = {}
-    for change in sorted(changes, key=lambda one: one.at_s, reverse=True):
-        place = change.node, change.component
-        found[change.component, spelled(change.after)][change.node].append((change, next_s.get(place, at_s)))
-        next_s[place] = change.at_s
-    return found
+    for change in sorted(changes, key=attrgetter("at_s"), reverse=True):
+        node, component, since_s = change.node, change.component, change.at_s
+        until_s = next_s.get((node, component), at_s)
+        next_s[node, component] = since_s
+        key = component, spelled(change.after)
+        if key not in found:
+            found[key] = {}, []
+        stays, lengths = found[key]
+        lengths.append(until_s - since_s)
+        if node in stays:
+            stays[node].append((change, until_s))
+        else:
+            stays[node] = [(change, until_s)]
+    return {key: (stays, sum(lengths)) for key, (stays, lengths) in found.items()}
 
 
-def _is_within(stays: Iterable[tuple[VersionChange, float]], t_s: float) -> bool:
+def _is_within(stays: Sequence[tuple[VersionChange, float]], t_s: float) -> bool:
     # the end counts: it is the time of this look where the node has the version still
     return any(change.at_s <= t_s <= until_s for change, until_s in stays)
 

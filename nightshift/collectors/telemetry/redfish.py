@@ -6,7 +6,8 @@ leak detectors, log entries, firmware. `PowerSubsystem` and `ThermalSubsystem` a
 no walk renewed goes stale.
 
 A BMC's clock is not believed: after a battery change it says 1970. An entry that was not there at the last walk
-came since then, whatever its stamp says; entries of the first walk are old. What a BMC says of a part is 0 well,
+came since then, whatever its stamp says. Entries of the first walk are old, but for those that the BMC stamped
+after it began, as its own clock tells. What a BMC says of a part is 0 well,
 1 warning, 2 critical. A part that is absent or switched off has no health.
 """
 
@@ -105,6 +106,7 @@ class _Bmc:
     fresh: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     firmware: dict[str, str] = field(default_factory=dict)
     clock_off_s: float = 0.0
+    tells_time: bool = False
     problem: SourceError | None = None
 
 
@@ -219,7 +221,7 @@ class RedfishCollector:
             bmc.node = document["HostName"].strip() or bmc.node
         elif kind == "Manager":
             said_s = _unix(document.get("DateTime"))
-            bmc.clock_off_s = 0.0 if said_s is None else said_s - now_s
+            bmc.clock_off_s, bmc.tells_time = (0.0, False) if said_s is None else (said_s - now_s, True)
         for name, sort in _LISTED.items():
             listed = document.get(name)
             for item in listed if isinstance(listed, list) else ():
@@ -283,7 +285,10 @@ class RedfishCollector:
         is_first = bmc.last_begun_s == -np.inf
         since_s, bmc.last_begun_s = bmc.last_begun_s, bmc.begun_s
         known, bmc.entries = bmc.entries, {key for key, _ in fresh}
-        new = [] if is_first else [document for key, document in fresh if key not in known]
+        new = [document for key, document in fresh if key not in known]
+        # of a first walk, which takes minutes, those count that came since it began, by the BMC's own clock
+        new = [document for document in new if _came_since(bmc, document)] if is_first else new
+        since_s = bmc.begun_s if is_first else since_s
         return [event for document in new if (event := self._event(bmc, node, document, since_s, now_s))]
 
     def _event(
@@ -317,13 +322,14 @@ class RedfishCollector:
     def _status(self, bmc: _Bmc, now_s: float) -> SourceStatus:
         covers = (Subject(SubjectKind.NODE, bmc.node),) if bmc.parts or bmc.named else ()
         problem, off_s = bmc.problem, bmc.clock_off_s
-        partly = f"the BMC's clock is off by {off_s / 86_400:,.1f} days" if abs(off_s) > _CLOCK_OFF_S else ""
+        # said, and no fault: nothing relies on that clock
+        note = f"the BMC's clock is off by {off_s / 86_400:,.1f} days" if abs(off_s) > _CLOCK_OFF_S else ""
         if problem is not None:
             return SourceStatus(bmc.source, now_s, False, problem.reason, problem.detail, covers=covers)
         if bmc.read_s > -np.inf and not bmc.parts:
             detail = "it has no power supply, fan, sensor or leak detector that we understand"
             return SourceStatus(bmc.source, now_s, False, Reason.NOT_FOUND, detail, covers=covers)
-        return SourceStatus(bmc.source, now_s, True, samples=len(bmc.parts), covers=covers, partly=partly)
+        return SourceStatus(bmc.source, now_s, True, None, note, samples=len(bmc.parts), covers=covers)
 
 
 class _Unverified(Fetcher):
@@ -333,6 +339,11 @@ class _Unverified(Fetcher):
         context = super()._new_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+
+def _came_since(bmc: _Bmc, document: Mapping[str, Any]) -> bool:
+    stamped_s = _unix(document.get("Created"))
+    return bmc.tells_time and stamped_s is not None and stamped_s - bmc.clock_off_s >= bmc.begun_s
 
 
 def _is_of_hardware(document: Mapping[str, Any]) -> bool:

@@ -78,17 +78,25 @@ def test_a_gpu_that_fails_again_and_again_is_a_ticket_with_its_incidents(store: 
     assert again.findings(clock.now_s()) == []
 
 
-def test_a_cable_is_known_by_its_port(store: Store, clock: ManualClock) -> None:
+def test_a_cable_is_known_by_its_serial_number_wherever_it_is_plugged(store: Store, clock: ManualClock) -> None:
     inventory = fleet()
-    port = Subject(K.NIC, "n9/mlx5_0:1")
+    ports, leaf = [Subject(K.NIC, f"n{n}/mlx5_0:1") for n in range(NODES)], Subject(K.NIC, "leaf1/9")
+    for number, port in enumerate(ports):
+        inventory.describe(port, cable=f"SN MT{number}, PN MCP4")
+    inventory.observe(leaf, Subject(K.SWITCH, "leaf1"), 0.0)
+    inventory.describe(leaf, peer=str(ports[9]))
     counted = Lemons(store, inventory)
-    for day in range(20):
+    for day in range(24):
+        if day == 12:  # a person plugs the cable into another node
+            inventory.describe(ports[9], cable="SN MT30, PN MCP4")
+            inventory.describe(ports[30], cable="SN MT9, PN MCP4")
         counted.findings(clock.now_s())
-        if day % 4 == 1:
-            fails(store, clock, port, Fault.NETWORK_DEGRADED)
+        if day % 4 == 1:  # the switch's end says so first, later the host's
+            fails(store, clock, leaf if day < 12 else ports[30], Fault.NETWORK_DEGRADED)
         clock.advance(DAY_S)
-    (found,) = counted.findings(clock.now_s())
-    assert "nic:n9/mlx5_0:1 failed on 5 of" in found.summary
+    told = {found.subject.name: found.summary for found in counted.findings(clock.now_s())}
+    assert "cable:SN MT9, PN MCP4 failed on 6 of" in told["n30"], "where the cable is now"
+    assert "nic:n9/mlx5_0:1 failed on 3 of" in told["n9"], "a switch's port is charged to the host's"
 
 
 def test_faults_of_the_job_itself_are_nobodys_hardware(store: Store, clock: ManualClock) -> None:
