@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.makers import CLUSTER_API, GKE, GKE_START, KARPENTER, REASON, maker
-from nightshift.controllers.action import Action, ActionKind, ActionOutcome, Actuator, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_nodes
 from nightshift.controllers.actuators.kube_client import KubeClient, Object, named
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks
@@ -28,6 +29,14 @@ _GKE_STATUS = "cloud.google.com/report-and-replace-status"
 _VERSIONS = {KARPENTER: ("karpenter.sh", ("v1",)), CLUSTER_API: ("cluster.x-k8s.io", ("v1beta2", "v1beta1"))}
 
 
+class Emptying(Protocol):
+    """Carries drains out and reads them back (`controllers.actuators.kubernetes.Drains`)."""
+
+    def execute(self, action: Action) -> ActionOutcome: ...
+
+    def read(self, action: Action) -> ActionOutcome: ...
+
+
 class Replacements:
     """`drains`: carries drains out. `owns_cordon`: whether a node's cordon is ours alone."""
 
@@ -35,7 +44,7 @@ class Replacements:
         self,
         kube: KubeClient,
         marks: Marks,
-        drains: Actuator,
+        drains: Emptying,
         owns_cordon: Callable[[Object], bool],
         now_s: Callable[[], float],
     ) -> None:
