@@ -88,7 +88,7 @@ def exists(cluster: Cluster, place: tuple[Any, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("sort", ["karpenter", "cluster_api"])
+@pytest.mark.parametrize("sort", ["karpenter", pytest.param("cluster_api", marks=pytest.mark.full)])
 def test_the_machine_goes_once_its_gang_has_left_and_is_started_elsewhere(cluster: Cluster, sort: str) -> None:
     node = cluster.node()
     place, gang = made_by(cluster, sort, node), job(cluster, "gang", [node, cluster.node()])
