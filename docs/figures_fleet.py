@@ -261,7 +261,7 @@ TABLES = (
         "python -m benchmarks.inventory_size",
         (
             *(
-                Row(f"{life}, list {how}: {words}", f"{how}/{which}/{key}", show, goal)
+                Row(f"{life}, list {how}: {words}", f"results/{how}/{which}/{key}", show, goal)
                 for which, life in (("first", "first start"), ("restart", "restart"))
                 for how in ("streamed", "paged")
                 for key, words, show, goal in (
@@ -270,8 +270,8 @@ TABLES = (
                     ("peak_rss_mib", "peak memory", number(" MiB", 1, 0), "≤ 1,126 MiB"),
                 )
             ),
-            Row("330 heartbeats a second: of a core", "streamed/first/heartbeats_core_share", percent),
-            Row("load of the two cores when it ended", "load_average", number("", 1, 1)),
+            Row("330 heartbeats a second: of a core", "results/streamed/first/heartbeats_core_share", percent),
+            Row("load of the two cores when it ended", "results/load_average", number("", 1, 1)),
         ),
         "The nodes are made up in the form of real ones. The test server has them on the same machine, "
         "which other work shared.",
@@ -281,7 +281,7 @@ TABLES = (
         "racks",
         "python -m benchmarks.racks",
         tuple(
-            Row(f"{words}: one incident, one plan, right nodes", f"kinds/{kind}", _of_racks, "all")
+            Row(f"{words}: one incident, one plan, right nodes", f"results/kinds/{kind}", _of_racks, "all")
             for kind, words in (
                 ("switch_tray", "switch tray"),
                 ("fabric", "fabric, no part says so"),
