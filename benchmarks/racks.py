@@ -27,7 +27,7 @@ import structlog
 import yaml
 
 from benchmarks.detect_held_out import commit
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.settings import load
@@ -263,20 +263,39 @@ def _concerns(app: App, finding: Finding, rack: int) -> bool:
     return above or finding.subject.name.startswith(f"{place.name}-")
 
 
+def figures_of(draws: list[dict[str, Any]]) -> dict[str, Any]:
+    """By kind: how many draws there are, and how many of them are right in each respect."""
+    found = {}
+    for kind in KINDS:
+        mine = [d for d in draws if d["kind"] == kind]
+        right = {
+            "one_incident": [d["incidents"] == 1 for d in mine],
+            "one_plan": [d["plans"] == 1 for d in mine],
+            "right_nodes": [d["right_nodes"] for d in mine],
+        }
+        found[kind] = {"draws": len(mine)} | {name: sum(each) for name, each in right.items()}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kind", choices=KINDS, help="these draws alone; writes no file")
-    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--kind", choices=KINDS, help="these draws alone")
+    parser.add_argument("--anew", action="store_true", help="forget the draws that the file has")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    draws = []
+    file = RESULTS / "racks.json"
+    draws = json.loads(file.read_text())["results"]["draws"] if file.exists() and not options.anew else []
+    known = {(d["kind"], d["number"]) for d in draws}
     for kind in KINDS if options.kind is None else (options.kind,):
-        for number in range(options.draws):
+        for number in range(DRAWS):
+            if (kind, number) in known:
+                continue
             with tempfile.TemporaryDirectory() as folder:
-                draws.append(draw(kind, SEED * 1000 + number, Path(folder)))
-            print(draws[-1], flush=True)
-    if options.kind is None:
-        write("racks", {"commit": commit(), "racks": RACKS, "nodes": NODES, "gpus": GPUS, "draws": draws})
+                drawn = draw(kind, SEED * 1000 + number, Path(folder))
+            draws.append({"commit": commit(), "number": number, **drawn})
+            # after each: a run of all of them takes an hour on a busy machine, and goes on where it was ended
+            shape = {"racks": RACKS, "nodes": NODES, "gpus": GPUS, "draws_of_a_kind": DRAWS}
+            write("racks", {**shape, "kinds": figures_of(draws), "draws": draws})
 
 
 if __name__ == "__main__":

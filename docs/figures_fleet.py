@@ -8,6 +8,11 @@ from typing import Any
 from figure_rows import Row, Table, number, percent
 
 
+def _of_racks(told: Any) -> str:
+    """Of the draws of one kind, how many are right in each respect."""
+    return ", ".join(f"{told[key]} of {told['draws']}" for key in ("one_incident", "one_plan", "right_nodes"))
+
+
 def _lines(value: Any) -> str:
     return f"{value['changed']} of {value['lines']:,}"
 
@@ -309,6 +314,46 @@ TABLES = (
             Row("share of a core", "results/core_share", percent, "< 5 %"),
             Row("start to first frame", "results/first_frame_s", number(" s"), "< 3 s"),
         ),
+    ),
+    Table(
+        "99,000 nodes of 8 GPUs, known by their objects alone",
+        "inventory_size",
+        "python -m benchmarks.inventory_size",
+        (
+            *(
+                Row(f"{life}, list {how}: {words}", f"results/{how}/{which}/{key}", show, goal)
+                for which, life in (("first", "first start"), ("restart", "restart"))
+                for how in ("streamed", "paged")
+                for key, words, show, goal in (
+                    ("all_known_s", "until every node is known", number(" s", 1, 1), "≤ 60 s"),
+                    ("cpu_s", "CPU until then", number(" s", 1, 1), ""),
+                    ("peak_rss_mib", "peak memory", number(" MiB", 1, 0), "≤ 1,126 MiB"),
+                )
+            ),
+            Row("330 heartbeats a second: of a core", "results/streamed/first/heartbeats_core_share", percent),
+            Row("load of the two cores when it ended", "results/load_average", number("", 1, 1)),
+        ),
+        "The nodes are made up in the form of real ones. The test server has them on the same machine, "
+        "which other work shared.",
+    ),
+    Table(
+        "Faults of racks, in drawn fleets of 12 racks of 18 nodes",
+        "racks",
+        "python -m benchmarks.racks",
+        tuple(
+            Row(f"{words}: one incident, one plan, right nodes", f"results/kinds/{kind}", _of_racks, "all")
+            for kind, words in (
+                ("switch_tray", "switch tray"),
+                ("fabric", "fabric, no part says so"),
+                ("power_shelf", "power shelf"),
+                ("coolant", "coolant"),
+                ("trays", "single trays"),
+                ("half_elsewhere", "half of the rack in another cluster"),
+                ("two_fabrics", "a node with GPUs in two fabrics"),
+            )
+        ),
+        "The draws are our own: no public record of rack faults with telemetry was found. Beside the rack, one "
+        "node of another rack fails on its own.",
     ),
     Table(
         "2,000 incidents that wait for approval",

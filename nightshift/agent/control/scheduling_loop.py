@@ -45,6 +45,8 @@ class Surroundings:
     """GPUs of a node on which an incident is open, -1 for all of them."""
     count: Callable[[str, int], None] = lambda _outcome, _n: None
     gauge: Callable[[int, int], None] = lambda _waiting, _gates: None
+    coming: Callable[[], str] = lambda: ""
+    """What is out of use and when it comes back, in words; empty: nothing."""
 
 
 @dataclass
@@ -64,6 +66,7 @@ class SchedulingLoop:
         self.doors = self.doors if self.settings.act else None
         self._log = structlog.get_logger("scheduling")
         self._due_s = -float("inf")
+        self._told = ""
         self._trust = Trust()
         # one waits at most: a turn that came too late would decide on what is over
         self._queue: queue.Queue[float | None] = queue.Queue(1)
@@ -141,6 +144,7 @@ class SchedulingLoop:
         told = self.epochs.turn(snapshot, self._trust, controller.durations, controller.differed)
         self.around.happened(now_s, told)
         waiting = [job for job in snapshot.jobs if not job.nodes]
+        self._tell_queues()
         self._said = {job.name: said for job in waiting if (said := self._said.get(job.name)) is not None}
         self.around.gauge(len(waiting), len(self.view.gates()))
         for receipt in receipts:
@@ -150,6 +154,17 @@ class SchedulingLoop:
             self.around.count("not_written", 1)
             self._log.error("gate write failed", job=name, error=why)
         return receipts
+
+    def _tell_queues(self) -> None:
+        """Says on the queues what is out of use and when it comes back, whenever that changes."""
+        text = self.around.coming()
+        if self.doors is None or text == self._told:
+            return
+        try:
+            self.doors.tell(text or "No GPU is out of use through Nightshift")
+            self._told = text
+        except (Temporary, Permanent) as error:  # said again at the next turn
+            self._log.warning("event write failed", error=str(error))
 
     def _standing(self, job: str) -> Trust:
         """The epoch's, for every job alike; in a trial only those whose owners opted in have part in it."""

@@ -10,6 +10,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.control.policy_watch import PolicyWatch
 from nightshift.agent.control.scheduling_loads import Loads
 from nightshift.agent.control.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.agent.incidents.coming_back import coming_back, words_of
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident_store import Store
@@ -57,6 +58,10 @@ def build_scheduling(
         metrics.scheduling_waiting.set(waiting)
         metrics.scheduling_gates.set(gates)
 
+    def coming() -> str:
+        with store.database.read() as connection:
+            return words_of(coming_back(connection, inventory, settings.economy, clock.now_s()))
+
     around = Surroundings(
         keep=watch.receipts.keep,
         trusts=lambda: watch.trusts("scheduling"),
@@ -65,6 +70,7 @@ def build_scheduling(
         ill=ill,
         count=lambda outcome, n: metrics.scheduling_decisions.labels(outcome).inc(n),
         gauge=gauge,
+        coming=coming,
     )
     view = QueueView(connect, chosen)
     doors = GangDoors(KubernetesQueue(connect(), chosen.queue, now_s=clock.now_s), view) if chosen.act else None

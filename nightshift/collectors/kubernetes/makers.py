@@ -74,7 +74,7 @@ def notices(node: Object) -> Iterator[tuple[str, str]]:
 
     >>> labels = {"cloud.google.com/scheduled-maintenance-time": "1790000000"}
     >>> list(notices({"metadata": {"labels": labels}}))
-    [('Google Cloud', 'maintenance of the host, due 2026-09-21T13:33:20Z')]
+    [('Google Cloud', 'maintenance of the host, due 2026-09-21T14:13:20Z')]
     """
     due = str((node["metadata"].get("labels") or {}).get(GKE_DUE, ""))
     if due.isdecimal() and len(due) < 12:

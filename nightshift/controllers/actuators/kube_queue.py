@@ -28,6 +28,8 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kubernetes.api import Busy
+from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_place import placed, placement
@@ -40,6 +42,7 @@ HOLD_UNTIL = "nightshift.dev/hold-until"
 BOOSTED = "nightshift.dev/boosted"
 GATED_BY = "kueue.x-k8s.io/admission-gated-by"
 BOOST = "kueue.x-k8s.io/priority-boost"
+VOLCANO_QUEUES = "/apis/scheduling.volcano.sh/v1beta1/queues"
 _GROUP = "/apis/kueue.x-k8s.io"
 T = TypeVar("T")
 
@@ -219,6 +222,40 @@ class KubernetesQueue:
         version = str(item["metadata"]["resourceVersion"])
         self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)
         return ""
+
+    def tell(self, text: str) -> int:
+        """One Event on every ClusterQueue of Kueue and every Queue of Volcano; returns how many were written. No
+        field of theirs says when capacity comes back, and the right to patch a queue would be one over quotas."""
+        told = 0
+        for path, kind in ((f"{self._kueue}/clusterqueues", "ClusterQueue"), (VOLCANO_QUEUES, "Queue")):
+            for queue in self._all(path) if self._kube.serves(path) else []:
+                told += self._event(path, kind, queue["metadata"], text)
+        return told
+
+    def _event(self, path: str, kind: str, queue: Object, text: str) -> bool:
+        """Written once: its name is made of what it says. It is in `default`, as of all that has no namespace."""
+        at = datetime.fromtimestamp(self._now_s(), UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        about = {"apiVersion": "/".join(path.split("/")[2:4]), "kind": kind, "name": queue["name"]}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"nightshift-{fingerprint([queue['uid'], text])[:20]}", "namespace": "default"},
+            "involvedObject": {**about, "uid": queue["uid"]},
+            "reason": "GPUsOutOfUse",
+            "message": text[:1000],
+            "type": "Normal",
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            self._kube.request("POST", "/api/v1/namespaces/default/events", body=body)
+        except Busy as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
 
     def evicts(self, workload: Object) -> bool:
         """Whether a higher priority evicts in this Workload's ClusterQueue; not known is yes."""

@@ -438,6 +438,9 @@ class GangDoors:
     def release_overdue(self) -> Sequence[object]:
         return self.queue.release_overdue(self.view.gates())
 
+    def tell(self, text: str) -> int:
+        return self.queue.tell(text)
+
     def open(self, gate: object) -> bool:
         return any(tried(_each(gate), self.queue.open))
 

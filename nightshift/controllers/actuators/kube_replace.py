@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.makers import CLUSTER_API, GKE, GKE_START, KARPENTER, REASON, maker
-from nightshift.controllers.action import Action, ActionKind, ActionOutcome, Actuator, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_nodes
 from nightshift.controllers.actuators.kube_client import KubeClient, Object, named
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks
@@ -28,6 +29,14 @@ _GKE_STATUS = "cloud.google.com/report-and-replace-status"
 _VERSIONS = {KARPENTER: ("karpenter.sh", ("v1",)), CLUSTER_API: ("cluster.x-k8s.io", ("v1beta2", "v1beta1"))}
 
 
+class Emptying(Protocol):
+    """Carries drains out and reads them back (`controllers.actuators.kubernetes.Drains`)."""
+
+    def execute(self, action: Action) -> ActionOutcome: ...
+
+    def read(self, action: Action) -> ActionOutcome: ...
+
+
 class Replacements:
     """`drains`: carries drains out. `owns_cordon`: whether a node's cordon is ours alone."""
 
@@ -35,7 +44,7 @@ class Replacements:
         self,
         kube: KubeClient,
         marks: Marks,
-        drains: Actuator,
+        drains: Emptying,
         owns_cordon: Callable[[Object], bool],
         now_s: Callable[[], float],
     ) -> None:
@@ -49,13 +58,17 @@ class Replacements:
             return self._gone(action, drain)
         made_by = maker(node)
         made = self._maker(made_by, action) if not made_by.startswith(f"{GKE} ") else None
+        if made is not None and not made[1] and self._drains.read(drain).status is not _O.DONE:
+            told = f"this API server has no {made_by}: ask its management cluster"
+            raise Permanent(f"action {action.id}: {told}")
         if self._marks.phase(node, action) is None:
             emptied = self._drains.execute(drain)
             if emptied.status not in (_O.DONE, _O.ALREADY_DONE):
                 return replace(emptied, detail=f"{action.target} is not emptied: {emptied.detail}")
         if made is None:
             return self._report(action, path)
-        if not made[1]["metadata"].get("deletionTimestamp"):
+        # one that is gone already was deleted before a crash: its node follows
+        if made[1] and not made[1]["metadata"].get("deletionTimestamp"):
             body = {"preconditions": {"uid": made[1]["metadata"]["uid"]}}
             self._kube.request("DELETE", made[0], body=body)
         raise UnderWay(f"{made_by} gives {action.target.name} back", retry_after_s=POLL_S)
@@ -87,7 +100,8 @@ class Replacements:
         return self._outcome(_O.ALREADY_DONE, f"{action.target} is gone or another machine{again}")
 
     def _maker(self, made_by: str, action: Action) -> tuple[str, Object]:
-        """The path and the object that is deleted. Raises Permanent where it is not of this node, or not here."""
+        """The path and the object that is deleted, empty where it is not here. Raises Permanent where it is not of
+        this node."""
         sort, _, name = made_by.partition(" ")
         if sort not in _VERSIONS:
             raise Permanent(f"action {action.id}: nothing here gives {action.target.name} back")
@@ -103,7 +117,7 @@ class Replacements:
             if told != action.target.name:
                 raise Permanent(f"action {action.id}: {made_by} is of {told}, not {action.target.name}")
             return path, found
-        raise Permanent(f"action {action.id}: this API server has no {made_by}: ask its management cluster")
+        return "", {}
 
     def _report(self, action: Action, path: str) -> ActionOutcome:
         """Reports the host to GKE; done once GKE has taken the report. Our cordon ends then: GKE keeps pods away

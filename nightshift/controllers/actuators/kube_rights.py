@@ -18,8 +18,8 @@ from nightshift.controllers.actuators.kube_jobs import KINDS
 
 
 class Right(NamedTuple):
-    """One verb on one resource of a group (empty: core). Nodes, Karpenter's claims and Kueue's checks and
-    cluster queues belong to no namespace."""
+    """One verb on one resource of a group (empty: core). Nodes, Karpenter's claims, Volcano's queues and
+    Kueue's checks and cluster queues belong to no namespace."""
 
     verb: str
     group: str
@@ -28,7 +28,7 @@ class Right(NamedTuple):
 
     @property
     def namespaced(self) -> bool:
-        return self.resource not in ("nodes", "nodeclaims", "admissionchecks", "clusterqueues")
+        return self.resource not in ("nodes", "nodeclaims", "admissionchecks", "clusterqueues", "queues")
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}" + (f"/{self.subresource}" if self.subresource else "")
@@ -85,8 +85,14 @@ SEE_QUEUE_RIGHTS = _rights("list watch", "nodes") | _rights("list watch", "pods"
 SEE_KUEUE_RIGHTS = _rights("list watch", "workloads", "kueue.x-k8s.io") | _rights(
     "list watch", "admissionchecks", "kueue.x-k8s.io"
 )
-STEER_RIGHTS = _rights("get patch", "pods")
-"""Opening gates of pods and writing holds on them, beside seeing; so too of Kueue's and of jobs if followed."""
+STEER_RIGHTS = (
+    _rights("get patch", "pods")
+    | _rights("list", "queues", "scheduling.volcano.sh")
+    | _rights("list", "clusterqueues", "kueue.x-k8s.io")
+    | _rights("create", "events")
+)
+"""Opening gates of pods and writing holds on them, and telling queues what comes back, beside seeing; so too of
+Kueue's and of jobs if followed."""
 STEER_KUEUE_RIGHTS = (
     _rights("get patch", "workloads", "kueue.x-k8s.io")
     | _rights("patch", "workloads", "kueue.x-k8s.io", "status")

@@ -30,7 +30,7 @@ class Drain(Remedy):
 
     def plan(self, situation: Situation, node: Subject) -> ActionProposal:
         # a drain stops every job of the node: worth it only where one is already losing more than that
-        due_s, reach = notice_due_s(situation), Reach.of(situation, node)
+        due_s, reach = notice_due_s(situation, node), Reach.of(situation, node)
         suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if due_s is not None and reach.jobs:
             why = "its cloud takes the machine away, and its jobs would end without a checkpoint"

@@ -234,11 +234,12 @@ def _sites(places: Collection[Subject], inventory: Inventory) -> dict[str, str]:
     return {key: value for s in places for key in (SITE, SITE_NODE) if (value := inventory.fact(s, key))}
 
 
-def notice_due_s(situation: Situation) -> float | None:
-    """When the machine goes that a cloud's open notice is about (Unix s); infinity where the notice names no time
-    that is still to come, None where there is no notice."""
+def notice_due_s(situation: Situation, node: Subject) -> float | None:
+    """When a node's machine goes, by its cloud's open notice (Unix s); infinity where that names no time that is
+    still to come, None where there is no notice on this node."""
     for finding in situation.findings:
-        if finding.facts.get("trouble") == NOTICE and finding.state is not State.CLEAR:
+        is_open = finding.facts.get("trouble") == NOTICE and finding.state is not State.CLEAR
+        if is_open and finding.subject == node:
             due_s = float(finding.facts.get("due_s", math.inf))
             return due_s if due_s > situation.at_s else math.inf
     return None

@@ -19,7 +19,7 @@ class StartMaintenance(Remedy):
     def plan(self, situation: Situation, node: Subject) -> ActionProposal:
         made_by = situation.inventory.fact(node, REPLACED_BY) or ""
         reach = Reach.of(situation, node)
-        if notice_due_s(situation) is None:
+        if notice_due_s(situation, node) is None:
             return ActionProposal(None, "its cloud announces no maintenance")
         if not made_by.startswith(f"{GKE} "):
             return ActionProposal(None, "its cloud does not take that request through Kubernetes")

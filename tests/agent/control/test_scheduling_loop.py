@@ -169,19 +169,35 @@ def test_acting_needs_just_its_rights_and_uses_each(cluster: Cluster, resource: 
     for name in ("a", "b"):
         pod(cluster, name, resource, 8)
     gated_job(cluster, "j", resource)
+    queue, text = volcano_queue(cluster), f"8 GPUs are out of use: {cluster.name('n')}"
     wanted = scheduling_rights(act=True, kueue=False, kinds=("Job",))
     kube = client_with(cluster, rules_of(wanted))
     if cluster.server is not None:
         cluster.server.requests.clear()
     with loop_on(cluster, resource, kube) as (loop, _kept):
         eventually(seen(loop, "a", "b", "j"), "all jobs seen")
-        loop.turn(time.time())
-        assert loop.controller.failures == {}
+        loop.around.coming = lambda: text
+        for _ in range(2):
+            loop.turn(time.time())
+            assert loop.controller.failures == {}
+    told = [e for e in cluster.core.list_namespaced_event("default").items if e.message == text]
+    for event in told:
+        cluster.cleanup(cluster.core.delete_namespaced_event, event.metadata.name, "default")
+    assert [(e.involved_object.kind, e.involved_object.name) for e in told] == [("Queue", queue)], "told once"
     if cluster.server is not None:
         asked = asked_by_us(cluster)
         assert asked <= wanted
         # a server that streams its lists is asked for none; an older one is
         assert {right.verb for right in wanted - asked} <= {"list"}
+
+
+def volcano_queue(cluster: Cluster) -> str:
+    cluster.define("scheduling.volcano.sh", "v1beta1", "Queue", scope="Cluster")
+    name = cluster.name("queue")
+    body = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": name}, "spec": {}}
+    custom: Any = client.CustomObjectsApi(cluster.api)
+    custom.create_cluster_custom_object("scheduling.volcano.sh", "v1beta1", "queues", body)
+    return name
 
 
 def asked_by_us(cluster: Cluster) -> set[Right]:

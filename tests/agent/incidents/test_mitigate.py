@@ -293,6 +293,15 @@ def test_jobs_leave_a_machine_before_its_cloud_takes_it(
     assert action.blast_radius.jobs == (("ml/a",) if kind is A.DRAIN else ())
 
 
+def test_a_notice_on_one_node_of_an_incident_moves_no_jobs_off_another() -> None:
+    told = noticed("n0", 1600.0)
+    other = replace(told.findings[0], subject=Subject(K.NODE, "n1"))
+    mine = replace(told.findings[0], facts={"trouble": "condition"})
+    action = choose(replace(told, findings=(mine, other)), PLAYBOOKS).proposal.action
+    assert action is not None
+    assert (action.kind, action.target.name) == (A.CORDON, "n0")
+
+
 @pytest.mark.parametrize(
     ("made_by", "kind"),
     [

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
+from nightshift.agent.incidents.coming_back import ComingBack, coming_back
 from nightshift.agent.incidents.returns import DAY_S, Returns, cases, days_out
 from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.store.incident import Incident
+from nightshift.agent.store.tables import returns
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.playbooks.plan import Economy
 from tests.agent.incidents import GPU, NODE, ManualClock, an_action
 from tests.agent.incidents.test_vendor_evidence import Node
 from tests.agent.lives import approved, opened, running
@@ -109,3 +113,26 @@ def test_a_slot_without_telemetry_is_not_back(world: World, clock: ManualClock) 
     with world.store.database.read() as connection:
         (case,) = cases(connection)
     assert (case.replaced_by, case.back_s) == (None, clock.now_s())
+
+
+def test_when_a_node_comes_back_is_told_by_how_long_others_with_its_fault_took(
+    world: World, clock: ManualClock
+) -> None:
+    def told() -> list[ComingBack]:
+        with world.store.database.read() as connection:
+            return coming_back(connection, world.inventory, Economy(), clock.now_s())
+
+    out(world, clock)
+    world.inventory.describe(NODE, unschedulable="true")
+    (first,) = told()
+    assert (first.node, first.kind, first.at_s) == (NODE.name, ActionKind.QUARANTINE_GPU, None)
+    with world.store.database.write() as connection:
+        (case,) = cases(connection)
+        for number, days in enumerate((2, 9, 40)):
+            ended = {"gpu": f"other-{number}", "node": "n9", "slot": "", "vendor": "", "fault": case.fault}
+            ended |= {"out_s": case.out_s - 50 * DAY_S, "back_s": case.out_s - (50 - days) * DAY_S}
+            connection.execute(sa.insert(returns).values(incident=case.incident, **ended))
+    (later,) = told()
+    assert later.at_s == pytest.approx(case.out_s + 9 * DAY_S)
+    world.inventory.describe(NODE, unschedulable="false")
+    assert told() == []

@@ -88,7 +88,7 @@ def exists(cluster: Cluster, place: tuple[Any, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("sort", ["karpenter", "cluster_api"])
+@pytest.mark.parametrize("sort", ["karpenter", pytest.param("cluster_api", marks=pytest.mark.full)])
 def test_the_machine_goes_once_its_gang_has_left_and_is_started_elsewhere(cluster: Cluster, sort: str) -> None:
     node = cluster.node()
     place, gang = made_by(cluster, sort, node), job(cluster, "gang", [node, cluster.node()])
@@ -150,11 +150,15 @@ def nothing(cluster: Cluster, node: str) -> None:
     cluster.core.patch_node(node, {"metadata": {"annotations": notes}})
 
 
-def of_another(cluster: Cluster, node: str) -> None:
+def claim_of_another(cluster: Cluster, node: str) -> None:
     made_by(cluster, "karpenter", node, of="another")
 
 
-@pytest.mark.parametrize("maker_of", [nothing, of_another])
+def machine_of_another(cluster: Cluster, node: str) -> None:
+    made_by(cluster, "cluster_api", node, of="another")
+
+
+@pytest.mark.parametrize("maker_of", [nothing, claim_of_another, machine_of_another])
 def test_what_cannot_be_given_back_here_is_not_even_drained(
     cluster: Cluster, maker_of: Callable[[Cluster, str], None]
 ) -> None:
@@ -163,6 +167,21 @@ def test_what_cannot_be_given_back_here_is_not_even_drained(
     with pytest.raises(Permanent):
         actuator(cluster).execute(plan(cluster, node))
     assert not cluster.core.read_node(node).spec.unschedulable
+
+
+def test_after_a_crash_behind_the_deletion_its_node_is_waited_for(cluster: Cluster) -> None:
+    node = cluster.node()
+    group, version, space, plural, name = made_by(cluster, "cluster_api", node)
+    action = plan(cluster, node)
+    with pytest.raises(UnderWay, match="gives"):
+        actuator(cluster).execute(action)
+    assert not exists(cluster, (group, version, space, plural, name))
+    again = actuator(cluster)  # of another process
+    with pytest.raises(UnderWay, match="gives"):
+        again.execute(action)
+    assert again.read(action).status is S.UNDER_WAY
+    cluster.core.delete_node(node)
+    assert again.execute(action).status is S.ALREADY_DONE
 
 
 def test_another_machine_under_the_name_is_left_alone(cluster: Cluster) -> None:
