@@ -82,20 +82,37 @@ def quote_under(
 def quote_of_claim(sentence: str, claim: Claim, evidence: Sequence[Evidence], context: str = "") -> QuotedSentence:
     """A sentence that rests on a claim that held, with the claim's quote: what was checked bears it, so it may tell
     of an order in time or of a trend. Raises Ungrounded."""
-    items = [item for name in claim.evidence_ids for item in evidence if item.id == name]
-    quotes = [*claim.quotes, *(Quote(item.id, summary) for item in items if (summary := _summary(item)))]
+    quotes = _quotes_of(claim, evidence)
     if not quotes:
         raise Ungrounded("its claim has no quote; give it one of its own")
+    line = _line_of_claim(claim, evidence, context)
+    _check(sentence, line, evidence)
+    return QuotedSentence(sentence, quotes[0], own_words(sentence, line, evidence))
+
+
+def own_words_beside(sentence: str, claim: Claim, evidence: Sequence[Evidence]) -> tuple[str, ...]:
+    """The words of a sentence that neither a claim that held nor its lines have."""
+    return own_words(sentence, _line_of_claim(claim, evidence, ""), evidence)
+
+
+def _quotes_of(claim: Claim, evidence: Sequence[Evidence]) -> list[Quote]:
+    """A claim's quotes, and the sentences that its series tell of themselves."""
+    items = [item for item in evidence if item.id in claim.evidence_ids]
+    return [*claim.quotes, *(Quote(item.id, summary) for item in items if (summary := _summary(item)))]
+
+
+def _line_of_claim(claim: Claim, evidence: Sequence[Evidence], context: str) -> _Line:
     lines = [
-        _line_of(quote.text, item, context) for quote in quotes for item in items if item.id == quote.evidence_id
+        _line_of(quote.text, item, context)
+        for quote in _quotes_of(claim, evidence)
+        for item in evidence
+        if item.id == quote.evidence_id
     ]
     # the moments of "before" are those of the first such lines
     proven = f"{sentence_of(claim, evidence)}{', first' if claim.predicate is Predicate.PRECEDED else ''}"
     text = ". ".join([proven, *(line.text for line in lines)])
     about, times = " ".join(line.about for line in lines), tuple(t for line in lines for t in line.times)
-    line = _Line(text, about, times, context, text, " ".join(_meanings(text)))
-    _check(sentence, line, evidence)
-    return QuotedSentence(sentence, quotes[0], own_words(sentence, line, evidence))
+    return _Line(text, about, times, context, text, " ".join(_meanings(text)))
 
 
 def _summary(item: Evidence) -> str:
@@ -625,7 +642,7 @@ _FAILS = _words(
 )
 """What says no more than that something failed, or does not go on."""
 _ILL = _words(
-    r"down unhandled exceptions? traceback back-?off deadline\w* unreachable froze\w* frozen lock(?:ed)?[\s-]?ups? deadlock\w* unavailable"
+    r"xid down unhandled exceptions? traceback back-?off deadline\w* unreachable froze\w* frozen lock(?:ed)?[\s-]?ups? deadlock\w* unavailable"
     r" no\s+(?:such|space|room|carrier|link) f[ae]ll(?:s|en)?\s+off off\s+the\s+(?:\w+\s)?bus gone vanish\w* disappear\w* missing not[\s]?found absent"
     r" closed offline disconnected unplugged kill\w* oom\w* terminat\w* exit(?:ed|code)? cancel\w* seg(?:ment)?\w*[\s]?fault\w* panic\w*"
     r" oops sig(?:kill|term|segv|bus|abrt) shut(?:ting)?\s?down evict\w* out\s+of\s+\w+ exhaust\w* insufficient enospc too\s+\w+ low\s+on"
