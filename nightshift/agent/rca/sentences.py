@@ -632,7 +632,7 @@ _WELL = _words(
     r"ok(?:ay)? fine (?<!for\s)good health(?:y|ily) normal(?:ly)? harmless benign resolved recover(?:s|ed) restored? resum(?:es?|ed) succe\w+"
     r" pass(?:es|ed)? work(?:s|ed|ing) stable clean(?:ly)? graceful(?:ly)? safe(?:ly)? answer(?:s|ed)? respond(?:s|ed)? repl(?:y|ies|ied)"
     r" reachable finish(?:es|ed)? complet(?:es?|ed|ely) (?:in|on)\s+time ready alive surviv\w+ repair(?:s|ed)? fixed healed intact"
-    r" usable unaffected unharmed saved loaded connected attached available present valid enough sufficient\w* plenty corrected correctable contained"
+    r" usable unaffected unharmed saved loaded connected attached available present valid enough sufficient\w* plenty corrected correctable"
     r" (?:went|gone)\s+through matched? matches compatible allow(?:s|ed) permitted granted accept(?:s|ed)? admitted (?:is|are|keeps?)\s+(?:still\s+)?running finite is\s+back within\s+(?:its|the)\s+\w+"
 )
 _FAILS = _words(
@@ -642,7 +642,7 @@ _FAILS = _words(
 )
 """What says no more than that something failed, or does not go on."""
 _ILL = _words(
-    r"xid down unhandled exceptions? traceback back-?off deadline\w* unreachable froze\w* frozen lock(?:ed)?[\s-]?ups? deadlock\w* unavailable"
+    r"down unhandled exceptions? traceback back-?off deadline\w* unreachable froze\w* frozen lock(?:ed)?[\s-]?ups? deadlock\w* unavailable"
     r" no\s+(?:such|space|room|carrier|link) f[ae]ll(?:s|en)?\s+off off\s+the\s+(?:\w+\s)?bus gone vanish\w* disappear\w* missing not[\s]?found absent"
     r" closed offline disconnected unplugged kill\w* oom\w* terminat\w* exit(?:ed|code)? cancel\w* seg(?:ment)?\w*[\s]?fault\w* panic\w*"
     r" oops sig(?:kill|term|segv|bus|abrt) shut(?:ting)?\s?down evict\w* out\s+of\s+\w+ exhaust\w* insufficient enospc too\s+\w+ low\s+on"
