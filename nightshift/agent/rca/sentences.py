@@ -341,7 +341,9 @@ def _check_matter(sentence: str, line: _Line, places: Mapping[str, str]) -> None
     names = sorted(places, key=len, reverse=True)
     bare = re.compile("|".join(map(re.escape, names)), re.IGNORECASE) if names else re.compile("(?!)")
     own, shown = (bare.sub(" ", text) for text in (sentence, f"{line.text} {line.near} {line.about} {line.means}"))
-    if not _shared(own, shown) and not {n for n in _numbers(own) if n > 1} & _numbers(line.text):
+    named = {name for name in _names(own) if any(map(str.isdigit, name))} & set(_names(shown))
+    values = (_numbers(own) - {0.0, 1.0}) & _numbers(line.text)
+    if not _shared(own, shown) and not named - {"0", "1"} and not values:
         raise Ungrounded("its quote is of another matter: no word of it; advice belongs into `checks`")
 
 
@@ -523,7 +525,7 @@ def _bare(text: str) -> str:
 
 
 _NAMES_ONE = re.compile(r"(?i)([a-z]{3,}?)(?:s|ed)?[\s_#:=(]{0,3}-?(\d+(?:\.\d+)?)(?![\w.]*\d|\w|[:/-]\w)")
-_NUMBERED = frozenset(map(_root, ["rank", "worker", "process", "step", "node", "pod", "job", "task"]))
+_NUMBERED = frozenset(map(_root, ["rank", "worker", "process", "step", "task"]))
 
 
 def _check_roles(sentence: str, line: str) -> None:
