@@ -50,6 +50,8 @@ CLOSE, ABOUT = 0.05, 0.12
 """A quantity in another unit may be rounded by this share; one that is said to be "about" so much, by the other."""
 REACH = 5
 """A denial counts for so many words after it."""
+MAX_OWN_WORDS = 8
+"""With more words of its own, a sentence is no reading of its quote: a list of all that it could be."""
 NEAR_WORDS = 4
 """A number counts what stands within so many words of it."""
 
@@ -222,6 +224,7 @@ def _check(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
         partial(_check_side, sentence, line.text),
         partial(_check_order, sentence, line),
         partial(_check_reason, sentence, line),
+        partial(_check_own, sentence, line, evidence),
     )
     for check in checks:
         try:
@@ -334,6 +337,11 @@ def own_words(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> tuple
         ):
             found.setdefault(word, word)
     return tuple(found.values())
+
+
+def _check_own(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
+    if (own := len(own_words(sentence, line, evidence))) > MAX_OWN_WORDS:
+        raise Ungrounded(f"{own} of its words are not in its quote; quote lines that have them, sentence by sentence")
 
 
 def _check_matter(sentence: str, line: _Line, places: Mapping[str, str]) -> None:
