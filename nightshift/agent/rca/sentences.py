@@ -341,7 +341,9 @@ def own_words(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> tuple
 
 def _check_own(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
     if (own := len(own_words(sentence, line, evidence))) > MAX_OWN_WORDS:
-        raise Ungrounded(f"{own} of its words are not in its quote; quote lines that have them, sentence by sentence")
+        raise Ungrounded(
+            f"{own} of its words are not in its quote; quote lines that have them, sentence by sentence"
+        )
 
 
 def _check_matter(sentence: str, line: _Line, places: Mapping[str, str]) -> None:
