@@ -138,10 +138,10 @@ class QuotedSentence:
         return marked(self.text, self.beyond)
 
 
-def marked(text: str, words: Iterable[str]) -> str:
+def marked(text: str, terms: Iterable[str]) -> str:
     """A text with these of its words between ‹ and ›."""
-    for word in words:
-        text = re.sub(rf"(?<![\w‹-]){re.escape(word)}(?![\w›-])", f"‹{word}›", text)
+    for term in terms:
+        text = re.sub(rf"(?<![\w‹-]){re.escape(term)}(?![\w›-])", f"‹{term}›", text)
     return text.replace("› ‹", " ")
 
 
