@@ -1069,7 +1069,9 @@ UNKNOWN = "Updated the non-error instance manager to state unknown due to node d
 INSTANCE = "Instance pvc-95cf9142-r-49f9dbb3 crashed on Instance Manager instance-manager-r-6edaf9ec at node3, try to get log"
 MONITOR = "Backend tcp://10.42.0.188:10000 monitoring failed, mark as ERR: EOF"
 MODE_RW = "Set replica tcp://10.42.1.19:10000 to mode RW"
-DISABLED = "link mlx5_1/1 subnet_prefix fe80:0000:0000:0000 lid 65535 sm_lid 0 lmc 0 state DOWN physical_state DISABLED"
+DISABLED = (
+    "link mlx5_1/1 subnet_prefix fe80:0000:0000:0000 lid 65535 sm_lid 0 lmc 0 state DOWN physical_state DISABLED"
+)
 ACTIVE = "link mlx5_0/1 subnet_prefix fe80:0000:0000:0000 lid 3 sm_lid 1 lmc 0 state ACTIVE physical_state LINK_UP"
 MAD = "ibwarn: [298726] mad_rpc_open_port: client_register for mgmt 1 failed"
 SUBSET = "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds."
@@ -1079,7 +1081,9 @@ OFFLINE = "Error: Marking http://minio-pool0-1:9000/minio/storage/export6/v39 te
 TSC = "clocksource: timekeeping watchdog on CPU2: Marking clocksource 'tsc' as unstable because the skew is too large:"
 SWITCHED = "clocksource: Switched to clocksource acpi_pm"
 RCU = "rcu: INFO: rcu_preempt self-detected stall on CPU"
-HINFO = "[ERROR] plugin/errors: 2 5064704634509029259. HINFO: read udp 10.100.0.108:55662->10.180.1.2:53: i/o timeout"
+HINFO = (
+    "[ERROR] plugin/errors: 2 5064704634509029259. HINFO: read udp 10.100.0.108:55662->10.180.1.2:53: i/o timeout"
+)
 UNSYNCED = "[WARNING] plugin/kubernetes: starting server with unsynced Kubernetes API"
 TRAFFIC = "ib_port_receive_bytes of nic:gpu-u02/mlx5_1 [bytes] fell from 2.1e+10 to 0 in 120 s; least 0, most 2.2e+10, 60 points"
 

@@ -38,7 +38,7 @@ from nightshift.agent.rca.lookup import Lookup
 from nightshift.agent.rca.model import MAX_STEPS
 from nightshift.agent.rca.redact import addresses_a_reader, followable
 from nightshift.agent.rca.search import best, words_of
-from nightshift.agent.rca.sentences import turns_round
+from nightshift.agent.rca.sentences import own_words_beside, turns_round
 from nightshift.agent.rca.summary import SummaryLine, plain, quotable
 from nightshift.agent.store.diagnosis import (
     FACTS,
@@ -50,6 +50,7 @@ from nightshift.agent.store.diagnosis import (
     ReadingState,
     Verdict,
     identity_of,
+    marked,
 )
 from nightshift.agent.units import clock_time
 from nightshift.collectors.seal import canonical_json, sha256_hex
@@ -202,7 +203,8 @@ def _kept(
             continue
         ours = replace(claim, sentence=investigate.redact(sentence_of(claim, items)))
         said = investigate.prose(str(given.get("sentence") or "")[:MAX_SAID], MAX_SAID)
-        held.setdefault(identity_of(ours), (ours, said if _is_borne(said, ours, items) else ""))
+        own = marked(said, own_words_beside(said, ours, items)) if _is_borne(said, ours, items) else ""
+        held.setdefault(identity_of(ours), (ours, own))
     kept = list(held.values())[:MAX_CLAIMS]
     return [claim for claim, _ in kept], [said for _, said in kept], dropped
 
@@ -246,7 +248,8 @@ def spoken(question: str, answer: Answer) -> list[SummaryLine]:
         quotes = tuple((quote.evidence_id, quotable(quote.text)) for quote in claim.quotes)
         lines.append(SummaryLine("•", f"{claim.sentence} [{', '.join(claim.evidence_ids)}]", quotes))
         if said:
-            lines.append(SummaryLine("The model reads this as", said))
+            label = "The model reads this as"
+            lines.append(SummaryLine(f"{label} (words in ‹ › are its own)" if "‹" in said else label, said))
     if answer.note and answer.state not in (ReadingState.WAITING, ReadingState.READING):
         lines.append(SummaryLine("Note", answer.note))
     if answer.found and not answer.claims:

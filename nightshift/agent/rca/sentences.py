@@ -50,6 +50,8 @@ CLOSE, ABOUT = 0.05, 0.12
 """A quantity in another unit may be rounded by this share; one that is said to be "about" so much, by the other."""
 REACH = 5
 """A denial counts for so many words after it."""
+MAX_OWN_WORDS = 8
+"""With more words of its own, a sentence is no reading of its quote: a list of all that it could be."""
 NEAR_WORDS = 4
 """A number counts what stands within so many words of it."""
 
@@ -82,20 +84,37 @@ def quote_under(
 def quote_of_claim(sentence: str, claim: Claim, evidence: Sequence[Evidence], context: str = "") -> QuotedSentence:
     """A sentence that rests on a claim that held, with the claim's quote: what was checked bears it, so it may tell
     of an order in time or of a trend. Raises Ungrounded."""
-    items = [item for name in claim.evidence_ids for item in evidence if item.id == name]
-    quotes = [*claim.quotes, *(Quote(item.id, summary) for item in items if (summary := _summary(item)))]
+    quotes = _quotes_of(claim, evidence)
     if not quotes:
         raise Ungrounded("its claim has no quote; give it one of its own")
+    line = _line_of_claim(claim, evidence, context)
+    _check(sentence, line, evidence)
+    return QuotedSentence(sentence, quotes[0], own_words(sentence, line, evidence))
+
+
+def own_words_beside(sentence: str, claim: Claim, evidence: Sequence[Evidence]) -> tuple[str, ...]:
+    """The words of a sentence that neither a claim that held nor its lines have."""
+    return own_words(sentence, _line_of_claim(claim, evidence, ""), evidence)
+
+
+def _quotes_of(claim: Claim, evidence: Sequence[Evidence]) -> list[Quote]:
+    """A claim's quotes, and the sentences that its series tell of themselves."""
+    items = [item for item in evidence if item.id in claim.evidence_ids]
+    return [*claim.quotes, *(Quote(item.id, summary) for item in items if (summary := _summary(item)))]
+
+
+def _line_of_claim(claim: Claim, evidence: Sequence[Evidence], context: str) -> _Line:
     lines = [
-        _line_of(quote.text, item, context) for quote in quotes for item in items if item.id == quote.evidence_id
+        _line_of(quote.text, item, context)
+        for quote in _quotes_of(claim, evidence)
+        for item in evidence
+        if item.id == quote.evidence_id
     ]
     # the moments of "before" are those of the first such lines
     proven = f"{sentence_of(claim, evidence)}{', first' if claim.predicate is Predicate.PRECEDED else ''}"
     text = ". ".join([proven, *(line.text for line in lines)])
     about, times = " ".join(line.about for line in lines), tuple(t for line in lines for t in line.times)
-    line = _Line(text, about, times, context, text, " ".join(_meanings(text)))
-    _check(sentence, line, evidence)
-    return QuotedSentence(sentence, quotes[0], own_words(sentence, line, evidence))
+    return _Line(text, about, times, context, text, " ".join(_meanings(text)))
 
 
 def _summary(item: Evidence) -> str:
@@ -205,6 +224,7 @@ def _check(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
         partial(_check_side, sentence, line.text),
         partial(_check_order, sentence, line),
         partial(_check_reason, sentence, line),
+        partial(_check_own, sentence, line, evidence),
     )
     for check in checks:
         try:
@@ -319,12 +339,21 @@ def own_words(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> tuple
     return tuple(found.values())
 
 
+def _check_own(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
+    if (own := len(own_words(sentence, line, evidence))) > MAX_OWN_WORDS:
+        raise Ungrounded(
+            f"{own} of its words are not in its quote; quote lines that have them, sentence by sentence"
+        )
+
+
 def _check_matter(sentence: str, line: _Line, places: Mapping[str, str]) -> None:
     """Raises Ungrounded where a line has no word of a sentence. Names of places are no words."""
     names = sorted(places, key=len, reverse=True)
     bare = re.compile("|".join(map(re.escape, names)), re.IGNORECASE) if names else re.compile("(?!)")
     own, shown = (bare.sub(" ", text) for text in (sentence, f"{line.text} {line.near} {line.about} {line.means}"))
-    if not _shared(own, shown) and not {n for n in _numbers(own) if n > 1} & _numbers(line.text):
+    named = {name for name in _names(own) if any(map(str.isdigit, name))} & set(_names(shown))
+    values = (_numbers(own) - {0.0, 1.0}) & _numbers(line.text)
+    if not _shared(own, shown) and not named - {"0", "1"} and not values:
         raise Ungrounded("its quote is of another matter: no word of it; advice belongs into `checks`")
 
 
@@ -506,7 +535,7 @@ def _bare(text: str) -> str:
 
 
 _NAMES_ONE = re.compile(r"(?i)([a-z]{3,}?)(?:s|ed)?[\s_#:=(]{0,3}-?(\d+(?:\.\d+)?)(?![\w.]*\d|\w|[:/-]\w)")
-_NUMBERED = frozenset(map(_root, ["rank", "worker", "process", "step", "node", "pod", "job", "task"]))
+_NUMBERED = frozenset(map(_root, ["rank", "worker", "process", "step", "task"]))
 
 
 def _check_roles(sentence: str, line: str) -> None:
@@ -615,7 +644,7 @@ _WELL = _words(
     r"ok(?:ay)? fine (?<!for\s)good health(?:y|ily) normal(?:ly)? harmless benign resolved recover(?:s|ed) restored? resum(?:es?|ed) succe\w+"
     r" pass(?:es|ed)? work(?:s|ed|ing) stable clean(?:ly)? graceful(?:ly)? safe(?:ly)? answer(?:s|ed)? respond(?:s|ed)? repl(?:y|ies|ied)"
     r" reachable finish(?:es|ed)? complet(?:es?|ed|ely) (?:in|on)\s+time ready alive surviv\w+ repair(?:s|ed)? fixed healed intact"
-    r" usable unaffected unharmed saved loaded connected attached available present valid enough sufficient\w* plenty corrected correctable contained"
+    r" usable unaffected unharmed saved loaded connected attached available present valid enough sufficient\w* plenty corrected correctable"
     r" (?:went|gone)\s+through matched? matches compatible allow(?:s|ed) permitted granted accept(?:s|ed)? admitted (?:is|are|keeps?)\s+(?:still\s+)?running finite is\s+back within\s+(?:its|the)\s+\w+"
 )
 _FAILS = _words(

@@ -135,10 +135,14 @@ class QuotedSentence:
     @property
     def marked(self) -> str:
         """The sentence as people see it: the words that its quote does not have are between ‹ and ›."""
-        marked = self.text
-        for word in self.beyond:
-            marked = re.sub(rf"(?<![\w‹-]){re.escape(word)}(?![\w›-])", f"‹{word}›", marked)
-        return marked.replace("› ‹", " ")
+        return marked(self.text, self.beyond)
+
+
+def marked(text: str, terms: Iterable[str]) -> str:
+    """A text with these of its words between ‹ and ›."""
+    for term in terms:
+        text = re.sub(rf"(?<![\w‹-]){re.escape(term)}(?![\w›-])", f"‹{term}›", text)
+    return text.replace("› ‹", " ")
 
 
 def suggestion(sentences: Sequence[QuotedSentence]) -> str:

@@ -98,7 +98,8 @@ def test_a_models_claim_is_shown_in_our_words_with_its_quote_and_its_own_below(t
     assert lines[2]["text"].startswith("'NVRM: Xid' came at least 2 times in")
     assert lines[2]["quotes"][0][1].startswith("NVRM: Xid")
     assert lines[3] == {
-        "label": "The model reads this as", "text": "the Xid came twice, so the memory fails again", "quotes": []
+        "label": "The model reads this as (words in ‹ › are its own)",
+        "text": "the Xid came twice, so the memory ‹fails again›", "quotes": []
     }  # fmt: skip
     sent = server.asked[0]["messages"]
     assert ASKED in sent[1]["content"]
