@@ -28,7 +28,8 @@ from examples.demo.terminal import Terminal, verdict
 WATCHABLE_TICK_S = 0.09
 WAITING_TICK_S = 1.0
 """Wall time of a tick: 5 s pass in 0.09 s, or in 1 s while a person has a plan to read."""
-_SEED = 7
+_SEED = 307
+"""A short night."""
 
 
 def run(
@@ -70,6 +71,8 @@ def run(
             watch=terminal.watch,
         )
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
+        if demo.app.server is not None:
+            screen.print(f"tour: {demo.app.server.url}/?tour", soft_wrap=True, highlight=False)
         if demo.stand_in is not None:
             screen.print(f"slack: {demo.stand_in.url}/", soft_wrap=True, highlight=False)
         screen.print(f"configuration and logs: {folder}", soft_wrap=True, highlight=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -59,22 +60,28 @@ def configuration(world: World, folder: Path, port: int) -> dict[str, object]:
     def pages(path: str) -> list[str]:
         return [url + path for url in urls.values()]
 
-    def names(path: str) -> dict[str, str]:
-        return {url + path: node for node, url in urls.items()}
-
+    names = {url + path: node for node, url in urls.items() for path in (CADVISOR, KERNEL_LOG)}
     return {
         "cluster": "demo",
         "tick_s": 2 * TICK_S,
+        "node_names": names,
         "state_dir": str(folder / "state"),
         "sources": [
             {"type": "dcgm_exporter", "urls": pages(DCGM)},
-            {"type": "cadvisor", "urls": pages(CADVISOR), "nodes": names(CADVISOR)},
-            {"type": "node_log", "urls": pages(KERNEL_LOG), "nodes": names(KERNEL_LOG)},
+            {"type": "cadvisor", "urls": pages(CADVISOR)},
+            {"type": "node_log", "urls": pages(KERNEL_LOG)},
             {"type": "training_logs", "directory": str(world.logs)},
         ],
         "actuators": [{"type": "simulated", "path": str(world.cluster.path)}],
-        "console": {"port": port},
+        # a port that the file tells, so that `nightshift status` finds the console
+        "console": {"port": port or _free_port()},
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def slack_configuration(stand_in: StandIn, folder: Path) -> dict[str, object]:
