@@ -24,6 +24,7 @@ from rich.console import Console
 
 from examples.demo.run import Demo
 from examples.demo.terminal import Terminal, verdict
+from nightshift.agent.cli.goodput import screen as goodput_screen
 
 WATCHABLE_TICK_S = 0.09
 WAITING_TICK_S = 1.0
@@ -91,6 +92,11 @@ def run(
                 print(json.dumps(report.to_json(), indent=2))
             else:
                 screen.print(verdict(report))
+                screen.print("\nWhere the GPU time of this night went; the weekly report has the same accounts:")
+                screen.print(goodput_screen(demo.goodput()))
+                screen.print(
+                    f"post-mortem of a fault: nightshift report INC-1 --config {demo.config}", soft_wrap=True
+                )
                 _linger(screen)
         finally:
             demo.close()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -27,6 +28,8 @@ from examples.slack_stand_in.workspace import TEAM, Workspace
 from nightshift.agent.app import App
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.goodput.report import as_json as goodput_json
+from nightshift.agent.goodput.report import make as make_goodput
 from nightshift.agent.settings import load as load_settings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import Store
@@ -254,6 +257,12 @@ class Demo:
             report = score(self.world, self.incidents())
         wall_s = round(time.monotonic() - self._began_s, 1)
         return replace(report, wall_s=wall_s, unsettled=self.unsettled)
+
+    def goodput(self) -> dict[str, Any]:
+        """Where the GPU time of the run went, as `nightshift goodput --by cause --json` tells it."""
+        with self.app.store.database.read() as connection:
+            report = make_goodput(connection, self.world.start_s, self.world.now_s, None)
+        return goodput_json(report, "cause")
 
     def calls(self) -> dict[str, list[str]]:
         """Whom the threads of Slack mention, by incident."""

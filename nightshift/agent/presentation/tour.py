@@ -13,9 +13,9 @@ _FLEET = (
 )
 _INCIDENTS = "One fault is one incident, with its symptoms inside. Search by job or node. TEST marks drills."
 _INCIDENT = (
-    "Six answers come first: what is broken, how sure, cost by the hour, what is proposed, what happened since, "
-    "who has it. Code evaluated each claim below again, on the evidence that it cites. The plan says what it "
-    "touches and how it is undone. Nothing runs before a person approves it."
+    "Six answers come first: the fault, how sure, its cost by the hour, the plan, the latest step, the owner. Code "
+    "evaluated each claim below again, on the evidence that it cites. The plan says what it touches and how it is "
+    "undone. Nothing runs before a person approves it."
 )
 _GOODPUT = "Where each GPU-second went: work, waiting for data, lost to faults, free. Select a job, team or cause."
 _WAITING = "Weak alarms wait here, each with the reason. The weekly budget of false pages decides."
