@@ -1,6 +1,6 @@
-"""How soon the console's front page is painted over a large fleet, and what it weighs on the wire.
+"""How soon each page of the console is painted over a large fleet, and what it weighs on the wire.
 
-    python -m benchmarks.console [--gpus 10000] [--incidents 5000]
+    python -m benchmarks.console [--gpus 10000] [--incidents 10000]
 
 The console's own server on loopback and a real Chromium: first paint by the Performance API
 (first-contentful-paint, from the start of the navigation, so the server's work is in it), bytes as they were
@@ -11,6 +11,7 @@ browser cache; a later one has the style sheet and scripts.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 import time
@@ -28,12 +29,23 @@ from nightshift.agent.console.settings import Settings
 from nightshift.agent.setup.console import build_console
 
 _VISITS = 12
+_PAGES = {
+    "fleet": "/",
+    "rack": "/racks/r7",
+    "gpu": "/gpus/{gpu}",
+    "incidents": "/incidents",
+    "search": "/incidents?state=open&q=leak",
+    "incident": "/incidents/INC-77",
+    **{name: f"/{name}" for name in ("waiting", "goodput", "policies", "kernels", "sources", "audit")},
+    **{name: f"/{name}" for name in ("returns", "versions")},
+}
 _WEIGHED = """() => performance.getEntriesByType("navigation").concat(performance.getEntriesByType("resource"))
   .map(entry => [entry.name, entry.transferSize])"""
 _PAINTED = """() => new Promise(done => {
   const read = () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime;
-  if (read()) return done(read());
-  new PerformanceObserver(() => done(read())).observe({type: "paint", buffered: true});
+  const tell = () => read() && done(read());
+  new PerformanceObserver(tell).observe({type: "paint", buffered: true});
+  tell();
 })"""
 
 
@@ -68,10 +80,12 @@ def figures(visits: list[dict[str, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=10_000)
-    parser.add_argument("--incidents", type=int, default=5_000)
+    parser.add_argument("--incidents", type=int, default=10_000)
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    results: dict[str, Any] = {"gpus": options.gpus, "incidents": options.incidents}
+    painted: list[float] = []
+    results: dict[str, Any] = {"gpus": options.gpus, "open_incidents": options.incidents}
+    results["load_average_at_start"] = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         world = LargeFleet(Path(folder), options.gpus, options.incidents)
         server = Server(build_console(world.parts(), Settings()), "127.0.0.1", 0)
@@ -81,12 +95,14 @@ def main() -> None:
             visit(browser, f"{server.url}/healthz")  # the browser's own start
             time.sleep(12.0)  # nothing is kept any more: whoever comes first waits for all of it
             results["nothing_kept"] = visit(browser, server.url)
-            results["first_visit"] = figures([visit(browser, server.url) for _ in range(_VISITS)])
-            results["later_visit"] = figures([visit(browser, server.url, again=True) for _ in range(_VISITS)])
-            rack = f"{server.url}/racks/r7"
-            results["rack"] = figures([visit(browser, rack) for _ in range(_VISITS)])
-            listed = f"{server.url}/incidents?state=open&q=leak"
-            results["search"] = figures([visit(browser, listed) for _ in range(_VISITS)])
+            for name, path in _PAGES.items():
+                url = server.url + path.format(gpu=world.gpus[77].name)
+                visits = [visit(browser, url) for _ in range(_VISITS)]
+                painted += [one["first_paint_ms"] for one in visits]
+                results[name] = figures(visits)
+            again = [visit(browser, server.url, again=True) for _ in range(_VISITS)]
+            results["fleet, later visit"] = figures(again)
+            results["first visits of all pages"] = {"first_paint_ms": spread(painted)}
         finally:
             browser.close()
             server.stop()

@@ -120,22 +120,30 @@ TABLES = (
         ),
     ),
     Table(
-        "The console over 10,000 GPUs and 5,000 open incidents",
+        "The console over 10,000 GPUs and 10,000 open incidents",
         "console",
         "python -m benchmarks.console",
         (
-            Row("first paint of a first visit, median; p95", "results/first_visit/first_paint_ms",
+            Row("first paint of a first visit, all fourteen pages: median; p95",
+                "results/first visits of all pages/first_paint_ms",
                 lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms", "≤ 300 ms"),
-            Row("first paint of a later visit, median; p95", "results/later_visit/first_paint_ms",
+            *(
+                Row(f"{name}: first paint; first byte (medians)", f"results/{name}",
+                    lambda f: f"{f['first_paint_ms']['median']:.0f} ms; {f['first_byte_ms']['median']:.0f} ms")
+                for name in ("fleet", "rack", "incidents", "search", "incident", "goodput")
+            ),
+            Row("the fleet's first paint of a later visit, median; p95",
+                "results/fleet, later visit/first_paint_ms",
                 lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms", "≤ 300 ms"),
             Row("first paint when nobody has looked for a while", "results/nothing_kept/first_paint_ms",
                 number(" ms", 1, 0)),
-            Row("transferred on a first visit, compressed", "results/first_visit/transferred_bytes",
+            Row("transferred on a first visit, compressed", "results/fleet/transferred_bytes",
                 number(" KB", 1e-3, 0), "≤ 150 KB"),
-            Row("a rack, first paint, median", "results/rack/first_paint_ms/median", number(" ms", 1, 0)),
-            Row("a search among 5,500 incidents, first paint, median", "results/search/first_paint_ms/median",
-                number(" ms", 1, 0)),
+            Row("load average of the machine when it began (2 cores)", "results/load_average_at_start",
+                number("", 1, 1)),
         ),
+        "Chromium, the console and other work shared two cores: times of a busy machine bound those of a quiet one "
+        "from above.",
     ),
     Table(
         "Incidents, diagnosed and repaired without a language model",

@@ -24,11 +24,13 @@ from rich.console import Console
 
 from examples.demo.run import Demo
 from examples.demo.terminal import Terminal, verdict
+from nightshift.agent.cli.goodput import screen as goodput_screen
 
 WATCHABLE_TICK_S = 0.09
 WAITING_TICK_S = 1.0
 """Wall time of a tick: 5 s pass in 0.09 s, or in 1 s while a person has a plan to read."""
-_SEED = 7
+_SEED = 307
+"""A short night."""
 
 
 def run(
@@ -70,6 +72,8 @@ def run(
             watch=terminal.watch,
         )
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
+        if demo.app.server is not None:
+            screen.print(f"tour: {demo.app.server.url}/?tour", soft_wrap=True, highlight=False)
         if demo.stand_in is not None:
             screen.print(f"slack: {demo.stand_in.url}/", soft_wrap=True, highlight=False)
         screen.print(f"configuration and logs: {folder}", soft_wrap=True, highlight=False)
@@ -88,6 +92,11 @@ def run(
                 print(json.dumps(report.to_json(), indent=2))
             else:
                 screen.print(verdict(report))
+                screen.print("\nWhere the GPU time of this night went; the weekly report has the same accounts:")
+                screen.print(goodput_screen(demo.goodput()))
+                screen.print(
+                    f"post-mortem of a fault: nightshift report INC-1 --config {demo.config}", soft_wrap=True
+                )
                 _linger(screen)
         finally:
             demo.close()

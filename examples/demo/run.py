@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,6 +28,8 @@ from examples.slack_stand_in.workspace import TEAM, Workspace
 from nightshift.agent.app import App
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.goodput.report import as_json as goodput_json
+from nightshift.agent.goodput.report import make as make_goodput
 from nightshift.agent.settings import load as load_settings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import Store
@@ -59,22 +63,28 @@ def configuration(world: World, folder: Path, port: int) -> dict[str, object]:
     def pages(path: str) -> list[str]:
         return [url + path for url in urls.values()]
 
-    def names(path: str) -> dict[str, str]:
-        return {url + path: node for node, url in urls.items()}
-
+    names = {url + path: node for node, url in urls.items() for path in (CADVISOR, KERNEL_LOG)}
     return {
         "cluster": "demo",
         "tick_s": 2 * TICK_S,
+        "node_names": names,
         "state_dir": str(folder / "state"),
         "sources": [
             {"type": "dcgm_exporter", "urls": pages(DCGM)},
-            {"type": "cadvisor", "urls": pages(CADVISOR), "nodes": names(CADVISOR)},
-            {"type": "node_log", "urls": pages(KERNEL_LOG), "nodes": names(KERNEL_LOG)},
+            {"type": "cadvisor", "urls": pages(CADVISOR)},
+            {"type": "node_log", "urls": pages(KERNEL_LOG)},
             {"type": "training_logs", "directory": str(world.logs)},
         ],
         "actuators": [{"type": "simulated", "path": str(world.cluster.path)}],
-        "console": {"port": port},
+        # a port that the file tells, so that `nightshift status` finds the console
+        "console": {"port": port or _free_port()},
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def slack_configuration(stand_in: StandIn, folder: Path) -> dict[str, object]:
@@ -247,6 +257,12 @@ class Demo:
             report = score(self.world, self.incidents())
         wall_s = round(time.monotonic() - self._began_s, 1)
         return replace(report, wall_s=wall_s, unsettled=self.unsettled)
+
+    def goodput(self) -> dict[str, Any]:
+        """Where the GPU time of the run went, as `nightshift goodput --by cause --json` tells it."""
+        with self.app.store.database.read() as connection:
+            report = make_goodput(connection, self.world.start_s, self.world.now_s, None)
+        return goodput_json(report, "cause")
 
     def calls(self) -> dict[str, list[str]]:
         """Whom the threads of Slack mention, by incident."""

@@ -110,7 +110,9 @@ class Terminal:
         return table
 
     def _next(self, demo: Demo) -> Text:
-        lines = [f"console  {demo.app.sign_in_link()}"]
+        lines = [f"console  {demo.app.sign_in_link()}", f"status   nightshift status --config {demo.config}"]
+        if demo.app.server is not None:
+            lines.append(f"tour     {demo.app.server.url}/?tour")
         waiting = [i for i in self._incidents.values() if i.state is _S.AWAITING_APPROVAL]
         for incident in waiting:
             assert incident.action is not None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,19 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from examples.demo.run import CONFIG
 from examples.demo.scenario import FaultKind
+from nightshift.agent.__main__ import app
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.simulated import SimulatedCluster
 
 ROOT = Path(__file__).parents[2]
+FIRST_HOUR = ROOT / "docs/how-to/first-hour.md"
 UNSEEN = range(1000, 1001)
 """Seeds that nothing was tuned on. One is what the time of `make test-full` holds; give others by hand."""
 
 
 def once(seed: int, *more: str) -> dict[str, Any]:
     """The report of an unattended run. Fails where the exit status and the report disagree."""
+    return run(seed, *more)[0]
+
+
+def run(seed: int, *more: str) -> tuple[dict[str, Any], str]:
+    """The same, and what was said on standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo", "--once", "--seed", str(seed), *more],
         cwd=ROOT,
@@ -35,19 +47,38 @@ def once(seed: int, *more: str) -> dict[str, Any]:
     assert done.stdout, done.stderr[-2000:]
     report: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if report["ok"] else 1)
-    return report
+    return report, done.stderr
 
 
 def told(report: dict[str, Any]) -> list[str]:
     return [*report["problems"], *(f"{r['fault']}: {p}" for r in report["rows"] for p in r["problems"])]
 
 
-def test_every_fault_of_a_run_is_found_repaired_and_confirmed() -> None:
-    """One seed: one incident per fault, the right cause, an action, a confirmed recovery; no alarm beside."""
-    report = once(7)
+def test_every_fault_of_a_run_is_found_repaired_and_confirmed_and_a_first_hour_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One seed: one incident per fault, the right cause, an action, a confirmed recovery; no alarm beside. Then the
+    thirty tasks of docs/how-to/first-hour.md on what it kept: each command as printed, each answer as written."""
+    report, said = run(307, "--keep")
     assert told(report) == []
     assert {row["fault"] for row in report["rows"]} == set(FaultKind)
     assert all(row["acted_after_s"] >= row["detected_after_s"] >= 0 for row in report["rows"])
+    folder = Path(said.split("kept: ")[1].strip())
+    try:
+        monkeypatch.setenv("NIGHTSHIFT_CONFIG", str(folder / CONFIG))
+        monkeypatch.setenv("COLUMNS", "200")
+        tasks = re.findall(r"^\| \d+ \| .*? \| `nightshift (.*?)` \| `(.*?)`", FIRST_HOUR.read_text(), re.M)
+        assert len(tasks) == 30
+        wrong = [(command, answer) for command, answer in tasks if answer not in answer_of(command)]
+        assert wrong == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def answer_of(command: str) -> str:
+    """Everything that a command says, its errors too."""
+    said = CliRunner().invoke(app, shlex.split(os.path.expandvars(command)))
+    return said.output + str(said.exception or "")
 
 
 @pytest.mark.full

@@ -34,6 +34,7 @@ from nightshift.agent.goodput.records import Utilisation
 from nightshift.agent.incidents.rollouts import Rollouts
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.presentation.line_chart import draw
+from nightshift.agent.presentation.tour import stop
 from nightshift.agent.rca.lookup import Lookup
 from nightshift.agent.rca.summary import quotable
 from nightshift.agent.store.incident import Incident, IncidentSummary
@@ -269,6 +270,7 @@ class Site:
             federated=bool(self.parts.members()),
             form=visitor.form if visitor else "",
             path=request.url.path,
+            tour=stop(request.url.path) if "tour" in request.query_params else None,
             now_s=self.parts.clock.now_s(),
             cluster=self.parts.cluster,
             halted=halt.halted,

@@ -40,7 +40,7 @@ def incident_table(
 ) -> RenderableType:
     """The list, newest first. `suppressed`: by incident, why nobody is told of it now."""
     if not rows:
-        return Text("No incidents.", style="dim")
+        return Text("No open incidents. Ended ones: --all", style="dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "ID", "STATE", "OPENED", "WHAT", "PLAN"):
         table.add_column(heading, no_wrap=heading not in ("WHAT",))

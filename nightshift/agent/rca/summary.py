@@ -32,6 +32,7 @@ from nightshift.agent.store.incident import (
     IncidentState,
     StoredFinding,
     contest_of,
+    entered_s,
     half_done,
     world_says,
 )
@@ -124,7 +125,9 @@ def in_short(incident: Incident, now_s: float) -> str:
     what a model reads of it stands first, as a model's word."""
     what, _, where = _rules_headline(incident).partition(" · ")
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
-    lasted = duration(max(0.0, (now_s if incident.is_open else incident.updated_s) - since_s))
+    # a judgement or a note comes later than the end
+    ended_s = [incident.updated_s, *entered_s(incident.history, IncidentState.RESOLVED)][-1]
+    lasted = duration(max(0.0, (now_s if incident.is_open else ended_s) - since_s))
     when = f"since {clock_time(since_s)} UTC ({lasted} ago)" if incident.is_open else f"lasted {lasted}"
     parts = [f"{what}{f' on {where}' if where else ''}, {when}."]
     diagnosis = as_shown(incident).diagnosis

@@ -13,7 +13,7 @@ from nightshift.agent.__main__ import app
 from nightshift.agent.approvals.policy import Person, Role, RoleGrant
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.rca.feedback import judged
-from nightshift.agent.rca.summary import as_text, summarise
+from nightshift.agent.rca.summary import as_text, in_short, summarise
 from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import NoSuchIncident
@@ -48,6 +48,16 @@ def test_a_judgement_moves_nothing_and_the_later_word_of_a_person_counts(story: 
     assert (words["ada"]["right"], words["bob"]["right"]) == (False, True)
     assert words["ada"]["note"].endswith("it was the loader")
     assert case["evidence"][0]["id"] == "E1"
+
+
+def test_how_long_a_fault_lasted_is_the_same_after_a_later_word(story: Story) -> None:
+    name = story.tell()
+    story.gate.close(name, ADA, "the loader was fixed")
+    ended = in_short(story.store.incident(name), NOW_S)
+    story.clock.wait_until(NOW_S + 3_600)
+    assert story.gate.judge(name, ADA, right=True).ok
+    assert in_short(story.store.incident(name), NOW_S + 7_200) == ended
+    assert "lasted 15 min" in ended
 
 
 def test_only_who_may_close_it_judges_it(story: Story) -> None:

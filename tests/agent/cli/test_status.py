@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import yaml
 from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
-from nightshift.agent.__main__ import app
+from nightshift.agent.__main__ import app, main
 from nightshift.agent.cli.live import LiveFleet
 from nightshift.agent.cli.remote import remote
 from nightshift.agent.console.server import Server
@@ -154,3 +155,16 @@ def test_without_textual_top_names_the_extra(ask: CliRunner, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "nightshift.agent.cli.live", None)
     refused = ask.invoke(app, ["top"])
     assert "nightshift-oncall[top]" in str(refused.exception)
+
+
+def test_a_locale_without_utf_8_loses_signs_and_no_answer(ask: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = BytesIO()
+    with TextIOWrapper(told, encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "argv", ["nightshift", "status"])
+        with pytest.raises(SystemExit):
+            main()
+        stream.flush()
+        answer = told.getvalue().decode("ascii")
+    assert "? cluster " in answer
+    assert "Sources: 1 of 2 work" in answer

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
+from nightshift.agent.presentation.tour import STEPS
 from tests.agent.story import TOKEN, Story
 
 WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
@@ -29,7 +32,7 @@ def signed_in(page: Page, url: str) -> None:
 def full_story(story: Story) -> list[str]:
     """Paths of every page, of a story in which each has something to show."""
     story.waiting.append((story.finding(), "an alarm as strong as this comes by chance each day, and more"))
-    return [*PATHS, f"/incidents/{story.tell()}", f"/gpus/{story.gpus[4].name}"]
+    return [*PATHS, "/?tour", f"/incidents/{story.tell()}", f"/gpus/{story.gpus[4].name}"]
 
 
 def test_the_six_questions_of_a_night_are_answered_on_a_laptop_without_scrolling(
@@ -75,6 +78,22 @@ def test_a_post_mortem_is_one_click_away(page: Page, url: str, story: Story) -> 
     text = Path(download.value.path()).read_text()
     assert text.startswith("# INC")
     assert "## Timeline (UTC)" in text
+
+
+def test_the_tour_leads_through_pages_that_are_there_and_ends_anywhere(url: str, story: Story) -> None:
+    assert story.tell() == "INC-1"
+    path, seen = "/?tour", list[str]()
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}) as web:
+        while path:
+            answer = web.get(path)
+            assert answer.status_code == 200, path
+            (text,) = re.findall(r'<section class="tour".*?</section>', answer.text, re.S)
+            assert f'<a href="{path.removesuffix("?tour")}">End the tour</a>' in text
+            assert f"{len(seen) + 1} of {len(STEPS)} · " in text
+            seen.append(path)
+            path = next(iter(re.findall(r'href="([^"]*\?tour)"', text)), "")
+        assert seen == [f"{place}?tour" for place, _, _ in STEPS]
+        assert 'class="tour"' not in web.get("/").text
 
 
 @pytest.mark.full
