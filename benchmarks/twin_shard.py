@@ -34,7 +34,6 @@ from benchmarks.twin_fleet import DrawnFault, TwinCollector, TwinFleet  # noqa: 
 from nightshift.agent.app import App  # noqa: E402
 from nightshift.agent.approvals.policy import Person, Role  # noqa: E402
 from nightshift.agent.clock import SteppedClock  # noqa: E402
-from nightshift.agent.goodput import report  # noqa: E402
 from nightshift.agent.settings import Settings  # noqa: E402
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s  # noqa: E402
 from nightshift.agent.store.tables import metadata  # noqa: E402
@@ -149,7 +148,6 @@ class Shard:
                 t.name: connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one()
                 for t in metadata.sorted_tables
             }
-            booked = report.make(connection, START_S, self.clock.now_s())
         state = self.folder / "state"
         return {
             "first_look_s": self.stages.looks[0]["look"][0],
@@ -164,7 +162,6 @@ class Shard:
             "messages": {"samples": self.fleet.gpus * len(NAMES), "pages_scraped": len(self.fleet.nodes)},
             "faults": dict(Counter(fault.model.name for fault in self.fleet.faults)),
             "watts": np.array(self.watts).mean(axis=0).tolist(),
-            "ettr": booked.ettr.value,
             **self._judged(incidents),
         }
 
@@ -250,7 +247,14 @@ def main() -> None:
         storm_s = START_S + o.storm * o.tick_s if o.storm >= 0 else math.inf
         before, began_s = resident_bytes(), time.process_time()
         shard = Shard(Path(folder), o.gpus, o.seed, o.tick_s, storm_s, o.power)
-        told = {"gpus": o.gpus, "seed": o.seed, "looks": o.looks, "tick_s": o.tick_s, "power": o.power}
+        told = {
+            "gpus": o.gpus,
+            "seed": o.seed,
+            "looks": o.looks,
+            "tick_s": o.tick_s,
+            "power": o.power,
+            "speed": o.speed,
+        }
         told |= {"before_bytes": before, "build_s": time.process_time() - began_s}
         try:
             shard.run(o.looks)

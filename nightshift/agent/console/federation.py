@@ -35,7 +35,7 @@ _URGENCY = {severity: place for place, severity in enumerate((Severity.CRITICAL,
 _WHOLE = Person("federation", frozenset({Role.VIEWER}), "console")
 
 
-def summary_of(parts: ConsoleParts, window: IncidentWindow) -> ClusterSummary:
+def _summary_of(parts: ConsoleParts, window: IncidentWindow) -> ClusterSummary:
     """This cluster's own, for whoever sees the whole of it."""
     frame, health = parts.history.latest(SubjectKind.GPU), parts.health()
     opened = window.incidents(_OPEN, limit=MOST_COUNTED)
@@ -154,7 +154,7 @@ class FederationPages:
 
     def own(self, window: IncidentWindow) -> ClusterSummary:
         """This cluster's summary, kept for moments: it is asked for again and again."""
-        return self._own.get("", lambda: summary_of(self._parts, window))
+        return self._own.get("", lambda: _summary_of(self._parts, window))
 
     def rows(self, window: IncidentWindow) -> list[ClusterRow]:
         """This cluster first, then the others by name: rows stay where they are, whatever happens."""

@@ -169,8 +169,8 @@ class Watch:
         self._links: dict[str, tuple[float, dict[str, str]]] = {}
         """By port the day on which it was last seen, and what is known of its link."""
         self._unstored: list[Membership] = []
-        self._due_s: dict[str, float] = {}
-        """Detector → when its state is written again at the latest (Unix s)."""
+        self._states: dict[str, tuple[float, int]] = {}
+        """Detector → when its state is due to be written again (Unix s), and its size when it last was (bytes)."""
         self._tidied_s: float | None = None
         self._log = structlog.get_logger("watch")
 
@@ -287,17 +287,22 @@ class Watch:
         """Stores what a restart needs; large states less often than once a minute, and not all in one look: those
         of 100,000 GPUs are half a gigabyte. The state of a detector that found something is stored with that."""
         states: dict[str, bytes] = {}
-        for detector in sorted(self.detection.detectors, key=lambda d: self._due_s.get(d.name, 0.0)):
+        written = 0
+        never = (0.0, STATE_BYTES_A_LOOK)
+        for name in sorted((d.name for d in self.detection.detectors), key=lambda n: self._states.get(n, never)):
+            due_s, size = self._states.get(name, never)
             # both bounds: a clock that was set back must not put a state off
-            if at_s < self._due_s.get(detector.name, 0.0) <= at_s + FORGET_AT_MOST_S:
+            if at_s < due_s <= at_s + FORGET_AT_MOST_S:
                 continue
-            if sum(map(len, states.values())) >= STATE_BYTES_A_LOOK:
-                break
-            fresh = self.detection.snapshots({detector.name})
+            # the small ones never wait for a large one's turn
+            if written >= STATE_BYTES_A_LOOK and size > STATE_BYTES_A_LOOK // 100:
+                continue
+            fresh = self.detection.snapshots({name})
             size = sum(map(len, fresh.values()))
             lasts_s = min(max(HOUSEKEEPING_S, size / STATE_BYTES_PER_S), FORGET_AT_MOST_S)
-            self._due_s[detector.name] = at_s + lasts_s
+            self._states[name] = at_s + lasts_s, size
             states |= fresh
+            written += size
         self._store.keep(states | self._owed_record(self._owed.values()) | self._new_links())
         self._keep_relations()
 
