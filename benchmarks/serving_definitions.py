@@ -4,9 +4,9 @@
 
 FOLDER is read as kernels.suites.definitions reads it; `benchmarks.serving_folder` makes one of the public history.
 First every definition is read, and its problem made or refused by name: all that `--until 0` does. Then, of those
-that a CPU affords (`AFFORDABLE`; constants are as published), the reference is judged as a solution, which must pass;
-and every mutant of it that `MUTATIONS` makes, which must not. A definition counts as judged when its reference has
-passed every probe.
+that a CPU affords (`AFFORDABLE`; constants are as published), the reference is judged as a solution, which must
+pass; and every mutant of it that `MUTATIONS` makes, which must not. A definition counts as judged when its
+reference has passed every probe.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def write(folder: Path, given: Sequence[Delivery]) -> Path:
         raise CertificateError(f"certificates: {len(variants)} kinds of machine, and a package is for one")
     (variant,) = variants
     package = folder / "build" / f"torch-{variant}"
-    records = {one.definition.name: one.record() for one in given}
-    listed = json.dumps(records, indent=1, sort_keys=True) + "\n"
+    records = {one.definition.name: one.record() for one in sorted(given, key=lambda one: one.definition.name)}
+    listed = json.dumps(records, indent=1) + "\n"  # inputs and outputs in the definition's order
     _put(package / "kernels.json", listed)
     _put(package / "__init__.py", Path(served.__file__).read_text(encoding="utf-8"))
     _put(package / "metadata.json", json.dumps(_metadata(variant, listed), indent=1) + "\n")

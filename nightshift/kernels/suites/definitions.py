@@ -118,32 +118,41 @@ def definition_of(path: Path) -> Definition:
     """A definition's file. Raises ProblemError that names the file and the field."""
     record = read_json(path)
     name, reference = (_text(path, record, key) for key in ("name", "reference"))
-    axes: dict[str, int | None] = {}
-    for axis, form in _mapping(path, record, "axes").items():
-        sort = form.get("type") if isinstance(form, Mapping) else None
-        size = form.get("value") if isinstance(form, Mapping) else None
-        if sort not in ("const", "var"):
-            raise ProblemError(f"{path}: axes.{axis}: type {sort!r} is neither 'const' nor 'var'")
-        if sort == "const" and not (type(size) is int and 0 < size < MAX_AXIS):
-            raise ProblemError(f"{path}: axes.{axis}: value {size!r} is no size")
-        axes[axis] = size if sort == "const" else None
-    forms = [
-        {key: _form(path, f"{part}.{key}", item, axes) for key, item in _mapping(path, record, part).items()}
-        for part in ("inputs", "outputs")
-    ]
-    if not all(forms):
-        raise ProblemError(f"{path}: no {'outputs' if forms[0] else 'inputs'}")
-    given, made = forms
+    axes = {axis: _size(path, axis, form) for axis, form in _mapping(path, record, "axes").items()}
+    inputs, outputs = (_forms(path, record, part, axes) for part in ("inputs", "outputs"))
+    _hold_to_run(path, reference)
+    constraints = tuple(str(text) for text in record.get("constraints") or ())
+    kind = str(record.get("op_type") or record.get("type"))
+    return Definition(name, kind, axes, inputs, outputs, reference, constraints)
+
+
+def _size(path: Path, axis: str, form: Any) -> int | None:
+    """Of a constant axis its size, of a variable one None."""
+    kind, size = (form.get("type"), form.get("value")) if isinstance(form, Mapping) else (None, None)
+    if kind == "var":
+        return None
+    if kind != "const":
+        raise ProblemError(f"{path}: axes.{axis}: type {kind!r} is neither 'const' nor 'var'")
+    if type(size) is not int or not 0 < size < MAX_AXIS:
+        raise ProblemError(f"{path}: axes.{axis}: value {size!r} is no size")
+    return size
+
+
+def _forms(path: Path, record: Mapping[str, Any], part: str, axes: Mapping[str, Any]) -> dict[str, TensorForm]:
+    items = _mapping(path, record, part).items()
+    if not items:
+        raise ProblemError(f"{path}: no {part}")
+    return {key: _form(path, f"{part}.{key}", item, axes) for key, item in items}
+
+
+def _hold_to_run(path: Path, reference: str) -> None:
+    """A reference is Python that defines `run`."""
     try:
         names = {node.name for node in ast.parse(reference).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ProblemError(f"{path}: reference: {error}") from error
     if "run" not in names:
         raise ProblemError(f"{path}: reference: defines no run")
-    constraints = tuple(str(text) for text in record.get("constraints") or ())
-    return Definition(
-        name, str(record.get("op_type") or record.get("type")), axes, given, made, reference, constraints
-    )
 
 
 def definitions_in(folder: Path) -> tuple[dict[str, Definition], dict[str, str]]:
@@ -204,36 +213,43 @@ def solution_of(path: Path) -> Solution:
     """A solution's file. Raises ProblemError that names the file and the field."""
     record = read_json(path)
     spec = _mapping(path, record, "spec")
-    sources: dict[str, str] = {}
-    for item in record.get("sources") or ():
-        if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
-            raise ProblemError(f"{path}: sources: no content")
-        name = str(item.get("path") or item.get("path_name") or "main.py")
-        parts = Path(name).parts
-        if Path(name).is_absolute() or ".." in parts or not parts:
-            raise ProblemError(f"{path}: sources: {name!r} leaves its folder")
-        sources[name] = item["content"]
+    sources = dict(_source(path, item) for item in record.get("sources") or ())
     if not sources:
         raise ProblemError(f"{path}: sources: none")
     language = LANGUAGES.get(str(spec.get("language", "")).lower())
     if language is None:
         raise ProblemError(f"{path}: spec.language: {spec.get('language')!r} is none of {', '.join(LANGUAGES)}")
-    file, _, entry = str(spec.get("entry_point", "")).rpartition("::")
-    file = file or next(iter(sources))
-    if file not in sources or not entry.isidentifier():
-        raise ProblemError(f"{path}: spec.entry_point: {spec.get('entry_point')!r} names no file of the sources")
     style = spec.get("destination_passing_style")
     return Solution(
         name=_text(path, record, "name"),
         definition=_text(path, record, "definition"),
         author=str(record.get("author", "")),
         language=language,
-        entry=(file, entry),
+        entry=_entry(path, spec, sources),
         sources=sources,
         needs=tuple(str(x) for x in spec.get("dependencies") or ()),
         style=style if isinstance(style, bool) else None,
         binding=str(spec.get("binding") or ""),
     )
+
+
+def _source(path: Path, item: Any) -> tuple[str, str]:
+    """A source's name, inside its folder, and its text."""
+    if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
+        raise ProblemError(f"{path}: sources: no content")
+    name = str(item.get("path") or item.get("path_name") or "main.py")
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts or not parts:
+        raise ProblemError(f"{path}: sources: {name!r} leaves its folder")
+    return name, item["content"]
+
+
+def _entry(path: Path, spec: Mapping[str, Any], sources: Mapping[str, str]) -> tuple[str, str]:
+    file, _, entry = str(spec.get("entry_point", "")).rpartition("::")
+    file = file or next(iter(sources))
+    if file not in sources or not entry.isidentifier():
+        raise ProblemError(f"{path}: spec.entry_point: {spec.get('entry_point')!r} names no file of the sources")
+    return file, entry
 
 
 def solutions_in(folder: Path) -> Iterator[tuple[Path, Solution | ProblemError]]:
