@@ -59,12 +59,13 @@ def model(shape: Mapping[str, Any], device: str) -> Any:
         return LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval()
 
 
-def prompts(count: int, vocabulary: int) -> list[list[int]]:
-    """Random ids; lengths from 16 to `LONGEST`."""
+def prompts(count: int, shape: Mapping[str, Any]) -> list[list[int]]:
+    """Random ids; lengths up to `LONGEST`, or an eighth of the model's longest."""
     import random
 
-    rng = random.Random(41)
-    return [[rng.randrange(3, vocabulary) for _ in range(rng.randint(16, LONGEST))] for _ in range(count)]
+    rng, longest = random.Random(41), min(LONGEST, shape["max_position_embeddings"] // 8)
+    lengths = [rng.randint(longest // 16, longest) for _ in range(count)]
+    return [[rng.randrange(3, shape["vocab_size"]) for _ in range(length)] for length in lengths]
 
 
 @contextmanager
@@ -188,7 +189,7 @@ def main() -> None:
     start = time.monotonic()
     rows: dict[str, Any] = {}
     shape = {**SHAPE, **args.shape}
-    served, chosen = model(shape, args.device), prompts(args.prompts, shape["vocab_size"])
+    served, chosen = model(shape, args.device), prompts(args.prompts, shape)
     first = eager = None
     for way in WAYS:
         if time.monotonic() - start > args.until:

@@ -122,6 +122,7 @@ def problem_of(definition: Definition, workloads: Sequence[Workload] = ()) -> Pr
         with as_it_was():
             return reference(*inputs)
 
+    checked.__dict__["source"] = definition.reference  # a certificate names its hash
     problem = Problem(
         name=f"serving/{definition.name}",
         family=definition.kind,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.apply import hub
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.template import candidate
@@ -28,7 +29,7 @@ TOKENS = 6
 
 def certificate(definition: Definition, made: Candidate, environment: Mapping[str, str]) -> dict[str, Any]:
     content = predicate(environment=dict(environment))
-    problem = {"name": f"serving/{definition.name}", "reference_sha256": ""}
+    problem = {"name": f"serving/{definition.name}", "reference_sha256": sha256_hex(definition.reference.encode())}
     return signed({**content, "candidate": made.to_json(), "problem": problem})
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ def test_what_may_not_be_delivered_is_named(tmp_path: Path) -> None:
     known = {definition.name: definition}
     with pytest.raises(CertificateError, match="no such definition"):
         hub.deliveries([here], TRUSTED, {})
+    with pytest.raises(CertificateError, match="not the one that was certified"):
+        hub.deliveries([here], TRUSTED, {definition.name: replace(definition, reference="def run(): pass")})
     with pytest.raises(CertificateError):
         hub.deliveries([{**here, "payload": there["payload"]}], TRUSTED, known)
     with pytest.raises(CertificateError, match="2 kinds of machine"):
