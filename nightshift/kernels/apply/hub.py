@@ -2,8 +2,8 @@
 
 Two forms in one folder. `build/torch-cuda` (`torch-cpu` for what was judged without a GPU) is Hugging Face's layout
 of a kernel repository (https://huggingface.co/docs/kernels): `kernels.LocalLayerRepository(folder, layer_name=…)`
-and `kernels.get_local_kernel(folder)` read it; its code is `kernels.apply.package`. `solutions` is FlashInfer-Bench's
-form, for its own `apply`.
+and `kernels.get_local_kernel(folder)` read it; its code is `kernels.apply.package`. `solutions` has the form of
+FlashInfer-Bench, for its own `apply`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from nightshift.kernels.problem import Problem, ProblemError
 from nightshift.kernels.suites import extension
 from nightshift.kernels.suites.definitions import Solution, definition_of, definitions_in, solution_of, workloads_of
 from nightshift.kernels.suites.serving import REGIMES, candidate_of, problem_of, trace_of
-from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, put, sample, topk
+from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, prefill, put, sample, topk
 
 SMALL = Scope(1 << 24, 0, 0, 0, 0, benchmark=False, huge=False, repeats=3)
 
@@ -250,6 +250,13 @@ def test_every_regime_has_inputs_that_fit_each_other(tmp_path: Path) -> None:
         assert not len(pages) or int(pages.max()) < len(cache), name
         distinct = len(set(pages.tolist()))
         assert (distinct < len(pages)) == (name == "shared"), name
+
+
+def test_a_definition_of_whole_prompts_gets_no_continued_one(tmp_path: Path) -> None:
+    for constraints, fewer in ([], True), (["total_q == total_kv"], False):
+        made = problem(tmp_path, {**prefill(), "constraints": constraints})
+        offsets = [made.inputs(made.cases[0].with_(rows=5, regime=8), "normal", 1, "cpu")[k] for k in (3, 4)]
+        assert (int(offsets[0][-1]) < int(offsets[1][-1])) is fewer
 
 
 def test_the_oracle_is_float64(tmp_path: Path) -> None:
