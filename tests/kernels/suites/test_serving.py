@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.certification.certificate import reference_sha256
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
@@ -280,3 +282,8 @@ def test_a_verdict_is_a_trace_entry(court: Judge, tmp_path: Path) -> None:
     assert json.loads(json.dumps(entry)) == entry
     right = judged(court, tmp_path, topk(), TOPK)
     assert trace_of(solution, workload, right, "2026-01-01T00:00:00")["evaluation"] is None  # not timed
+
+
+def test_a_certificate_names_the_text_of_its_definition(tmp_path: Path) -> None:
+    definition = definition_of(put(tmp_path, topk()))
+    assert reference_sha256(problem_of(definition)) == sha256_hex(definition.reference.encode())
