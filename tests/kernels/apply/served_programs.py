@@ -24,7 +24,7 @@ from tests.kernel_certificates import SIGNER, predicate, signed
 from tests.serving_definitions import plain_norm, prefill, put
 
 TRUSTED = {SIGNER.key_id: SIGNER.public}
-TOKENS = 6
+TOKENS = 4
 
 
 def certificate(definition: Definition, made: Candidate, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def model() -> Any:
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=256, use_sliding_window=False,
     )  # fmt: skip
     return Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
