@@ -161,6 +161,7 @@ def main() -> None:
     affordable = [definitions[name] for name, row in rows.items() if row.get("bytes", AFFORDABLE + 1) <= AFFORDABLE]
     unsure = [d for d in affordable if rows[d.name].get("reference", FAULT)["status"] == FAULT["status"]]
     waiting = serving_rows.in_turn(unsure, lambda d: d.kind)
+    waiting.sort(key=lambda d: "reference" not in rows[d.name])
     with Judge("cpu") if args.until else contextlib.nullcontext() as court:
         for definition in waiting:
             if time.monotonic() - start >= args.until:
