@@ -4,9 +4,9 @@
 
 FOLDER is read as kernels.suites.definitions reads it; `benchmarks.serving_folder` makes one of the public history.
 First every definition is read, and its problem made or refused by name: all that `--until 0` does. Then, of those
-that a CPU affords (`AFFORDABLE`; constants are as published), the reference is judged as a solution, which must pass;
-and every mutant of it that `MUTATIONS` makes, which must not. A definition counts as judged when its reference has
-passed every probe.
+that a CPU affords (`AFFORDABLE`; constants are as published), the reference is judged as a solution, which must
+pass; and every mutant of it that `MUTATIONS` makes, which must not. A definition counts as judged when its
+reference has passed every probe.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from benchmarks import serving_rows
 
 AFFORDABLE = 1 << 23
 """Bytes of inputs and outputs of the smallest case."""
+FAULT = {"status": "machine_fault"}
+"""What says nothing of a reference: it is judged again."""
 MUTATIONS: tuple[tuple[str, str, str], ...] = (
     ("another epsilon", "EPS = 1e-", "EPS = 1e3 * 1e-"),
     ("no residual", " + residual", " + 0 * residual"),
@@ -157,7 +159,9 @@ def main() -> None:
     made = figures(args.folder, rows, refused)
     serving_rows.save(args.out, "serving_definitions", "cpu", made, rows=rows)
     affordable = [definitions[name] for name, row in rows.items() if row.get("bytes", AFFORDABLE + 1) <= AFFORDABLE]
-    waiting = [d for d in serving_rows.in_turn(affordable, lambda d: d.kind) if "reference" not in rows[d.name]]
+    unsure = [d for d in affordable if rows[d.name].get("reference", FAULT)["status"] == FAULT["status"]]
+    waiting = serving_rows.in_turn(unsure, lambda d: d.kind)
+    waiting.sort(key=lambda d: "reference" not in rows[d.name])
     with Judge("cpu") if args.until else contextlib.nullcontext() as court:
         for definition in waiting:
             if time.monotonic() - start >= args.until:

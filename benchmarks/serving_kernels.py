@@ -4,9 +4,9 @@
 
 FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.kernels`
 fits, some of the kernel's configurations are compiled side by side and raced quickly. The fastest is judged in full
-and raced on the definition's workloads: of `ROWS` sequences or lines where none is published. A workload is judged
-but not raced where one call of the reference takes longer than `REFERENCE_S`. Baselines: the reference as written,
-the same under torch.compile (`COMPILED`), and what torch offers (`benchmarks.serving_baselines`).
+on all workloads, and raced on the smallest and the largest: of `ROWS` sequences or lines where none is published.
+A workload is judged but not raced where one call of the reference takes longer than `REFERENCE_S`. Baselines: the
+reference as written, the same under torch.compile (`COMPILED`), and `benchmarks.serving_baselines`.
 
 With `--key PRIVATE` (`nightshift kernels keygen`) accepted kernels get certificates, in a folder beside FILE.json.
 A worker is a process; a file keeps each from racing beside the others' work.
@@ -39,46 +39,36 @@ CONFIGURATIONS = 6
 ROWS = (64, 16)
 REFERENCE_S = 0.3
 BATCH, CONTEXT = 64, 8192
-"""The size at which a paged decode's share of the memory's bandwidth is measured."""
+BANDWIDTH = ("gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64")
+"""Where, and at which size, a paged decode's share of the memory's bandwidth is measured: a GiB for each."""
 EACH_S, WORKERS = 120.0, 5
 FIT = ("faster", "slower", "inconclusive", "correct")
 
 
-def cases_of(definition: Any, workloads: list[Any], device: str) -> tuple[Any, list[str]]:
-    """The problem with the cases worth racing, and in words those that are not raced."""
+def cases_of(definition: Any, workloads: list[Any], device: str) -> tuple[Any, list[Any], list[str]]:
+    """The problem, its cases worth racing (the smallest and the largest), and in words those that are too slow."""
     from benchmarks.serving_baselines import libraries
     from nightshift.kernels.suites.definitions import Workload
     from nightshift.kernels.suites.serving import problem_of
 
-    page = definition.axes.get("page_size")
-    wide = "qo_indptr" not in definition.inputs and "kv_indices" in definition.inputs and page is not None
-    pages = BATCH * CONTEXT // (page or 1)
-    axes = {
-        "batch_size": BATCH,
-        "num_pages": pages,
-        "num_kv_indices": pages,
-        "len_indptr": BATCH + 1,
-        "num_batches": BATCH,
-    }
-    if wide and set(definition.variable) <= axes.keys():
-        axes = {name: size for name, size in axes.items() if name in definition.variable}
+    wide = definition.name in BANDWIDTH
+    if wide:
+        pages = BATCH * CONTEXT // (definition.axes["page_size"] or 1)
+        axes = {"batch_size": BATCH, "num_pages": pages, "num_kv_indices": pages, "len_indptr": BATCH + 1}
         workloads = [*workloads, Workload(f"batch {BATCH}, context {CONTEXT}", axes)]
     problem = replace(problem_of(definition, workloads), libraries=libraries(definition))
-    published = [case for case in problem.cases if case["workload"]]
-    tried = published or [problem.cases[0].with_(rows=rows, workload=0) for rows in ROWS]
-    if wide and workloads:
-        last = tried[0].with_(rows=1, workload=len(workloads))
-        tried = [*(case for case in tried if case != last), last]
+    case = problem.cases[0].with_(rows=1, workload=len(workloads))
+    tried = [one for one in problem.cases if one["workload"]] + [case] * (wide and case not in problem.cases)
     raced, slow = [], []
-    for case in tried:
-        took_s = _reference_s(problem, case, device)
-        if took_s <= REFERENCE_S:
-            raced.append(case)
-        else:
-            slow.append(f"{case}: the reference takes {took_s:.1f} s")
-        if raced and not published and not wide:
-            break
-    return replace(problem, cases=tuple(raced or tried[-1:])), slow
+    for one in tried or [problem.cases[0].with_(rows=rows, workload=0) for rows in ROWS]:
+        took_s = _reference_s(problem, one, device)
+        if took_s > REFERENCE_S:
+            slow.append(f"{one}: the reference takes {took_s:.1f} s")
+        elif tried or not raced:
+            raced.append(one)
+    if not tried:
+        problem = replace(problem, cases=(*problem.cases, *raced))
+    return problem, list(dict.fromkeys((*raced[:1], *raced[-1:]))), slow
 
 
 def _reference_s(problem: Any, case: Any, device: str) -> float:
@@ -95,6 +85,21 @@ def _reference_s(problem: Any, case: Any, device: str) -> float:
         if best < REFERENCE_S / 10:
             break
     return best
+
+
+def read_bytes_per_s(size: int = 4 << 30) -> float:
+    """What a sum of so many bytes by torch reads: the best of several, by CUDA's events."""
+    import torch
+
+    values, best = torch.ones(size // 4, device="cuda"), math.inf
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        values.sum()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) * 1e-3)
+    return size / best
 
 
 class Court:
@@ -130,15 +135,16 @@ class Court:
         family = family_of(definition)
         assert family is not None
         court = self.judge(family.kernel.name in COMPILED)
-        problem, slow = cases_of(definition, workloads_of(self.folder, definition), self.device)
+        problem, raced, slow = cases_of(definition, workloads_of(self.folder, definition), self.device)
         gpu = self.device == "cuda"
         scope = Scope(1 << (31 if gpu else 20), 0, 0, 0, 0, benchmark=gpu, huge=False, repeats=4 if gpu else 2)
-        pace = replace(QUICK, slot_bytes=2 << 30) if gpu else None
-        tried = list(self._tried(court, problem, family, scope, pace, order.get("configurations", CONFIGURATIONS)))
+        pace = replace(QUICK, slot_bytes=2 << 30) if gpu and raced else None
+        case = (raced or problem.cases)[-1]
+        tried = list(self._tried(court, problem, family, scope, pace, case))
         best = min(tried, key=lambda item: item[0])[1]
         tuned_s = time.monotonic() - began
-        chosen = candidate(family, problem.name, problem.cases[-1], best)
-        verdict = court.verdict(chosen, problem, Request(scope, pace))
+        chosen = candidate(family, problem.name, case, best)
+        verdict = court.verdict(chosen, problem, Request(scope, pace, cases=tuple(raced)))
         row = {
             "kernel": family.kernel.name,
             "config": dict(best),
@@ -146,20 +152,24 @@ class Court:
             "tried": [[_micro(seconds), dict(c)] for seconds, c in tried],
             "tuned_s": round(tuned_s, 1),
             "took_s": round(time.monotonic() - began, 1),
-            **_verdict(verdict, problem),
+            **_verdict(verdict, problem, raced),
         }
+        if gpu and definition.name in BANDWIDTH:
+            with court.quiet.alone():
+                row["read_bytes_per_s"] = round(read_bytes_per_s())
         if self.key is not None and str(verdict.status) in FIT:
             row["certificate"] = self._certify(verdict, chosen, problem)
         return row
 
-    def _tried(self, court: Any, problem: Any, family: Any, scope: Any, pace: Any, most: int) -> Iterator[Any]:
+    def _tried(
+        self, court: Any, problem: Any, family: Any, scope: Any, pace: Any, case: Any
+    ) -> Iterator[tuple[float, Any]]:
         """(seconds, configuration): compiled side by side, then raced one after the other."""
         from nightshift.kernels.generate.template import candidate
         from nightshift.kernels.judge.judge import Request
 
-        case = problem.cases[-1]
-        space = family.space(problem.name, problem.cases[0])
-        configs = space.configs[:: max(1, len(space) // most)][:most]
+        space = family.space(problem.name, case)
+        configs = space.configs[:: max(1, len(space) // CONFIGURATIONS)][:CONFIGURATIONS]
         if pace is None:
             yield math.inf, configs[0]
             return
@@ -191,8 +201,8 @@ def _micro(seconds: float) -> float | None:
     return round(seconds * 1e6, 2) if math.isfinite(seconds) else None
 
 
-def _verdict(verdict: Any, problem: Any) -> dict[str, Any]:
-    case = {str(case): case for case in problem.cases}
+def _verdict(verdict: Any, problem: Any, raced: list[Any]) -> dict[str, Any]:
+    case = {str(case): case for case in raced}
     return {
         "status": str(verdict.status),
         "reason": str(verdict.reason),
@@ -231,6 +241,11 @@ def figures(rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
         "over_the_best_baseline": _mean(every),
         "over_the_best_baseline_by_kernel": {name: _mean(found) for name, found in sorted(worst.items())},
         "below_0.97": sum(ratio < 0.97 for ratio in every),
+        "share_of_read_bandwidth": {
+            name: round(max(t["bytes_per_s"] for t in row["times"]) / row["read_bytes_per_s"], 3)
+            for name, row in rows.items()
+            if row.get("read_bytes_per_s") and row["times"]
+        },
     }
 
 

@@ -5,8 +5,8 @@
 
 FOLDER holds `definitions`, `workloads` and `solutions` as kernels.suites.definitions reads them. It may hold
 `theirs.json`: by a solution's path, the status that its own harness published for it (`theirs`);
-`benchmarks.serving_folder` makes one of the public history. What the result file already holds is kept, but refusals
-by earlier rules (`RULES`); of the rest, solutions that their harness passed come first. C++ and CUDA are built side
+`benchmarks.serving_folder` makes one of the public history. What the result file holds is kept, but refusals by
+earlier rules (`RULES`); of the rest, solutions that their harness passed come first. C++ and CUDA are built side
 by side, each within its limits (`kernels.suites.extension`). A worker judges one solution at a time.
 
 Each solution is judged twice: by our rules, in all that `kernels.suites.serving.probes` asks, and by the published

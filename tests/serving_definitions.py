@@ -160,3 +160,64 @@ def norm() -> dict[str, Any]:
         "outputs": {"output": form},
         "reference": NORM,
     }
+
+
+PREFILL = """
+import math
+import torch
+
+
+@torch.no_grad()
+def run(q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, sm_scale):
+    heads = q.shape[1]
+    group = heads // k_cache.shape[2]
+    output = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
+    lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
+    for b in range(len(qo_indptr) - 1):
+        first, last = int(qo_indptr[b]), int(qo_indptr[b + 1])
+        pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
+        if first == last or len(pages) == 0:
+            continue
+        k = k_cache.to(torch.float32)[pages, 0].repeat_interleave(group, dim=1)
+        v = v_cache.to(torch.float32)[pages, 0].repeat_interleave(group, dim=1)
+        logits = torch.einsum("qhd,thd->qht", q[first:last].to(torch.float32), k) * sm_scale
+        place = torch.arange(last - first, device=q.device)[:, None] + len(pages) - (last - first)
+        hidden = torch.arange(len(pages), device=q.device) > place
+        logits = logits.masked_fill(hidden[:, None], -float("inf"))
+        lse[first:last] = torch.logsumexp(logits, dim=-1) / math.log(2.0)
+        output[first:last] = torch.einsum("qht,thd->qhd", torch.softmax(logits, dim=-1), v).to(torch.bfloat16)
+    return output, lse
+"""
+
+
+def prefill(heads: int = 4, kv: int = 2, width: int = 16) -> dict[str, Any]:
+    made = decode()
+    sizes = {"num_qo_heads": heads, "num_kv_heads": kv, "head_dim": width, "page_size": 1}
+    axes = {name: {"type": "const", "value": size} for name, size in sizes.items()}
+    axes |= {name: {"type": "var"} for name in ("total_q", "num_pages", "len_indptr", "num_kv_indices")}
+    q = {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": "bfloat16"}
+    places = {name: made["inputs"][name] for name in ("kv_indptr", "kv_indices", "sm_scale")}
+    caches = {name: made["inputs"][name] for name in ("k_cache", "v_cache")}
+    return {
+        "name": f"prefill_causal_h{heads}_kv{kv}_d{width}_ps1",
+        "op_type": "gqa_paged",
+        "axes": axes,
+        "inputs": {"q": q, **caches, "qo_indptr": {"shape": ["len_indptr"], "dtype": "int32"}, **places},
+        "outputs": {"output": q, "lse": {"shape": ["total_q", "num_qo_heads"], "dtype": "float32"}},
+        "reference": PREFILL,
+    }
+
+
+def plain_norm(width: int, epsilon: str = "1e-6") -> dict[str, Any]:
+    """A norm without a residual."""
+    made = norm()
+    inputs = {name: made["inputs"][name] for name in ("hidden_states", "weight")}
+    reference = NORM.replace(", residual, weight", ", weight").replace(" + residual.to(torch.float32)", "")
+    axes = {**made["axes"], "hidden_size": {"type": "const", "value": width}}
+    return {
+        **made,
+        "name": f"rmsnorm_h{width}",
+        "axes": axes,
+        "inputs": inputs,
+        "reference": reference.replace("1e-5", epsilon),
+    }

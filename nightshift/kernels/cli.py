@@ -224,6 +224,34 @@ def _certify(verdict: Any, candidate: Any, problem: Any, signer: Signer, path: P
 
 
 @app.command()
+def deliver(
+    certificates: Annotated[Path, typer.Argument(help="folder of certificates of serving kernels")],
+    output: Annotated[Path, typer.Argument(help="folder to write")],
+    folder: Annotated[Path, typer.Option(help="folder of definitions in FlashInfer-Bench's format")],
+    key: Annotated[list[Path], typer.Option(help="trusted public key (repeatable)")],
+) -> None:
+    """Write certified serving kernels as a Hugging Face kernel repository, and as FlashInfer-Bench's solutions."""
+    from nightshift.kernels.apply import hub
+    from nightshift.kernels.certification.envelope import CertificateError
+    from nightshift.kernels.problem import ProblemError
+    from nightshift.kernels.suites.definitions import definitions_in
+
+    paths = sorted(certificates.glob("*.json"))
+    if not paths:
+        raise _fail(f"{certificates}: holds no certificates")
+    trusted, path = _trusted(key), certificates
+    try:
+        definitions, found = definitions_in(folder)[0], []
+        for path in paths:
+            found += hub.deliveries([json.loads(path.read_text())], trusted, definitions)
+        path = output
+        package = hub.write(output, found)
+    except (CertificateError, ProblemError, OSError, ValueError) as error:
+        raise _fail(f"{path}: {error}") from error
+    typer.echo(f"{len(found)} kernels: {package}")
+
+
+@app.command()
 def verify(
     certificate: Annotated[Path, typer.Argument(help="certificate file")],
     key: Annotated[list[Path], typer.Option(help="trusted public key (repeatable)")],

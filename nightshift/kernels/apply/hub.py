@@ -2,8 +2,8 @@
 
 Two forms in one folder. `build/torch-cuda` (`torch-cpu` for what was judged without a GPU) is Hugging Face's layout
 of a kernel repository (https://huggingface.co/docs/kernels): `kernels.LocalLayerRepository(folder, layer_name=…)`
-and `kernels.get_local_kernel(folder)` read it; the package is `kernels.apply.served`. `definitions` and `solutions`
-are FlashInfer-Bench's, for its own `apply`.
+and `kernels.get_local_kernel(folder)` read it; its code is `kernels.apply.package`. `solutions` has the form of
+FlashInfer-Bench, for its own `apply`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from nightshift.kernels.apply import served
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.apply import package
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.suites.definitions import Definition, TensorForm
@@ -82,38 +83,41 @@ def deliveries(
     trusted: Mapping[str, Ed25519PublicKey],
     definitions: Mapping[str, Definition],
 ) -> list[Delivery]:
-    """What the certificates certify. Raises CertificateError where one is bad, or its definition is not given."""
+    """What the certificates certify. Raises CertificateError where one is bad, or its definition is
+    missing or another."""
     found = []
     for envelope in envelopes:
         predicate, _ = read(envelope, trusted)
         suite, _, name = str(predicate["problem"]["name"]).partition("/")
         if suite != "serving" or name not in definitions:
             raise CertificateError(f"problem: {predicate['problem']['name']}: the folder has no such definition")
+        if sha256_hex(definitions[name].reference.encode()) != predicate["problem"].get("reference_sha256"):
+            raise CertificateError(f"problem: {name}: the folder's reference is not the one that was certified")
         candidate = Candidate.from_json(predicate["candidate"])
         architecture = str(predicate["verdict"]["environment"].get("capability") or "none")
         found.append(Delivery(definitions[name], candidate, envelope, architecture))
     return found
 
 
-def write(folder: Path, given: Sequence[Delivery]) -> Path:
+def write(folder: Path, kernels: Sequence[Delivery]) -> Path:
     """The folder of both forms: the package's path. Kernels of one architecture kind (GPU or none) at a time."""
-    variants = {"cpu" if one.architecture == "none" else "cuda" for one in given}
+    variants = {"cpu" if one.architecture == "none" else "cuda" for one in kernels}
     if len(variants) != 1:
         raise CertificateError(f"certificates: {len(variants)} kinds of machine, and a package is for one")
     (variant,) = variants
-    package = folder / "build" / f"torch-{variant}"
-    records = {one.definition.name: one.record() for one in given}
-    listed = json.dumps(records, indent=1, sort_keys=True) + "\n"
-    _put(package / "kernels.json", listed)
-    _put(package / "__init__.py", Path(served.__file__).read_text(encoding="utf-8"))
-    _put(package / "metadata.json", json.dumps(_metadata(variant, listed), indent=1) + "\n")
-    for one in given:
-        _put(package / f"{one.stem}.py", one.candidate.source)
-        _put(package / f"{one.stem}_reference.py", one.definition.reference)
-        _put(package / f"{one.stem}.certificate.json", json.dumps(one.envelope, indent=1) + "\n")
+    place = folder / "build" / f"torch-{variant}"
+    records = {one.definition.name: one.record() for one in sorted(kernels, key=lambda one: one.definition.name)}
+    listed = json.dumps(records, indent=1) + "\n"  # inputs and outputs in the definition's order
+    _put(place / "kernels.json", listed)
+    _put(place / "__init__.py", Path(package.__file__).read_text(encoding="utf-8"))
+    _put(place / "metadata.json", json.dumps(_metadata(variant, listed), indent=1) + "\n")
+    for one in kernels:
+        _put(place / f"{one.stem}.py", one.candidate.source)
+        _put(place / f"{one.stem}_reference.py", one.definition.reference)
+        _put(place / f"{one.stem}.certificate.json", json.dumps(one.envelope, indent=1) + "\n")
         _put(folder / "solutions" / AUTHOR / one.definition.kind / one.definition.name / f"{one.stem}.json",
              json.dumps(_solution(one), indent=1) + "\n")  # fmt: skip
-    return package
+    return place
 
 
 def _metadata(variant: str, listed: str) -> dict[str, Any]:

@@ -47,7 +47,10 @@ _TOLERANCE = 1e-5
 
 
 def reference_sha256(problem: Problem) -> str:
-    """Of the reference's source text (of the module that it stands in, where that can be read)."""
+    """Of the reference's source text (of the module that it stands in, where that can be read). A problem that was
+    read from a file has its text as the reference's `source`."""
+    if text := getattr(problem.reference, "source", ""):
+        return sha256_hex(str(text).encode())
     try:
         # the module's, not the function's: a reference calls its neighbours
         text = inspect.getsource(inspect.getmodule(problem.reference) or problem.reference)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,38 +118,37 @@ def definition_of(path: Path) -> Definition:
     """A definition's file. Raises ProblemError that names the file and the field."""
     record = read_json(path)
     name, reference = (_text(path, record, key) for key in ("name", "reference"))
-    axes = {axis: _axis(path, axis, form) for axis, form in _mapping(path, record, "axes").items()}
-    forms = [
-        {key: _form(path, f"{part}.{key}", item, axes) for key, item in _mapping(path, record, part).items()}
-        for part in ("inputs", "outputs")
-    ]
-    if not all(forms):
-        raise ProblemError(f"{path}: no {'outputs' if forms[0] else 'inputs'}")
-    given, made = forms
-    _check_reference(path, reference)
+    axes = {axis: _size(path, axis, form) for axis, form in _mapping(path, record, "axes").items()}
+    inputs, outputs = (_forms(path, record, part, axes) for part in ("inputs", "outputs"))
+    _hold_to_run(path, reference)
     constraints = tuple(str(text) for text in record.get("constraints") or ())
-    return Definition(
-        name, str(record.get("op_type") or record.get("type")), axes, given, made, reference, constraints
-    )
+    kind = str(record.get("op_type") or record.get("type"))
+    return Definition(name, kind, axes, inputs, outputs, reference, constraints)
 
 
-def _axis(path: Path, axis: str, form: Any) -> int | None:
-    """An axis's size; None where it varies."""
-    given = form if isinstance(form, Mapping) else {}
-    sort, size = given.get("type"), given.get("value")
-    if sort not in ("const", "var"):
-        raise ProblemError(f"{path}: axes.{axis}: type {sort!r} is neither 'const' nor 'var'")
-    if sort == "var":
+def _size(path: Path, axis: str, form: Any) -> int | None:
+    """Of a constant axis its size, of a variable one None."""
+    kind, size = (form.get("type"), form.get("value")) if isinstance(form, Mapping) else (None, None)
+    if kind == "var":
         return None
-    if not (type(size) is int and 0 < size < MAX_AXIS):
+    if kind != "const":
+        raise ProblemError(f"{path}: axes.{axis}: type {kind!r} is neither 'const' nor 'var'")
+    if type(size) is not int or not 0 < size < MAX_AXIS:
         raise ProblemError(f"{path}: axes.{axis}: value {size!r} is no size")
     return size
 
 
-def _check_reference(path: Path, text: str) -> None:
-    """Raises ProblemError where a reference is no Python that defines a function `run`."""
+def _forms(path: Path, record: Mapping[str, Any], part: str, axes: Mapping[str, Any]) -> dict[str, TensorForm]:
+    items = _mapping(path, record, part).items()
+    if not items:
+        raise ProblemError(f"{path}: no {part}")
+    return {key: _form(path, f"{part}.{key}", item, axes) for key, item in items}
+
+
+def _hold_to_run(path: Path, reference: str) -> None:
+    """A reference is Python that defines `run`."""
     try:
-        names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+        names = {node.name for node in ast.parse(reference).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ProblemError(f"{path}: reference: {error}") from error
     if "run" not in names:
@@ -213,21 +212,20 @@ def _workload(place: str, line: str, definition: Definition) -> Workload:
 def solution_of(path: Path) -> Solution:
     """A solution's file. Raises ProblemError that names the file and the field."""
     record = read_json(path)
-    spec, sources = _mapping(path, record, "spec"), _sources(path, record.get("sources") or ())
+    spec = _mapping(path, record, "spec")
+    sources = dict(_source(path, item) for item in record.get("sources") or ())
+    if not sources:
+        raise ProblemError(f"{path}: sources: none")
     language = LANGUAGES.get(str(spec.get("language", "")).lower())
     if language is None:
         raise ProblemError(f"{path}: spec.language: {spec.get('language')!r} is none of {', '.join(LANGUAGES)}")
-    file, _, entry = str(spec.get("entry_point", "")).rpartition("::")
-    file = file or next(iter(sources))
-    if file not in sources or not entry.isidentifier():
-        raise ProblemError(f"{path}: spec.entry_point: {spec.get('entry_point')!r} names no file of the sources")
     style = spec.get("destination_passing_style")
     return Solution(
         name=_text(path, record, "name"),
         definition=_text(path, record, "definition"),
         author=str(record.get("author", "")),
         language=language,
-        entry=(file, entry),
+        entry=_entry(path, spec, sources),
         sources=sources,
         needs=tuple(str(x) for x in spec.get("dependencies") or ()),
         style=style if isinstance(style, bool) else None,
@@ -235,20 +233,23 @@ def solution_of(path: Path) -> Solution:
     )
 
 
-def _sources(path: Path, items: Iterable[Any]) -> dict[str, str]:
-    """A solution's files: text by name, each below the folder that it is written to."""
-    sources: dict[str, str] = {}
-    for item in items:
-        if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
-            raise ProblemError(f"{path}: sources: no content")
-        name = str(item.get("path") or item.get("path_name") or "main.py")
-        parts = Path(name).parts
-        if Path(name).is_absolute() or ".." in parts or not parts:
-            raise ProblemError(f"{path}: sources: {name!r} leaves its folder")
-        sources[name] = item["content"]
-    if not sources:
-        raise ProblemError(f"{path}: sources: none")
-    return sources
+def _source(path: Path, item: Any) -> tuple[str, str]:
+    """A source's name, inside its folder, and its text."""
+    if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
+        raise ProblemError(f"{path}: sources: no content")
+    name = str(item.get("path") or item.get("path_name") or "main.py")
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts or not parts:
+        raise ProblemError(f"{path}: sources: {name!r} leaves its folder")
+    return name, item["content"]
+
+
+def _entry(path: Path, spec: Mapping[str, Any], sources: Mapping[str, str]) -> tuple[str, str]:
+    file, _, entry = str(spec.get("entry_point", "")).rpartition("::")
+    file = file or next(iter(sources))
+    if file not in sources or not entry.isidentifier():
+        raise ProblemError(f"{path}: spec.entry_point: {spec.get('entry_point')!r} names no file of the sources")
+    return file, entry
 
 
 def solutions_in(folder: Path) -> Iterator[tuple[Path, Solution | ProblemError]]:

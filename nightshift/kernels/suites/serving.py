@@ -122,6 +122,7 @@ def problem_of(definition: Definition, workloads: Sequence[Workload] = ()) -> Pr
         with as_it_was():
             return reference(*inputs)
 
+    checked.__dict__["source"] = definition.reference  # a certificate names its hash
     problem = Problem(
         name=f"serving/{definition.name}",
         family=definition.kind,
@@ -239,6 +240,9 @@ class _Maker:
         self.definition = definition
         self.workloads = workloads
         self.ragged = bool(RAGGED & set(definition.inputs))
+        self.whole = (
+            "total_q == total_kv" in definition.constraints
+        )  # every key has its query: no continued sequence
         self.page = next((definition.axes[name] or 1 for name in _PAGED if name in definition.axes), 1)
         self._lengths: dict[Case, Lengths] = {}
         unknown = [name for name, form in definition.inputs.items() if _role(name, form) is None]
@@ -303,7 +307,8 @@ class _Maker:
                 return some
 
     def _queries(self, regime: str, number: int, keys: int) -> int:
-        return 1 + mix(number, keys, 0x9E) % keys if regime in ("prefix", "mixed") and keys else keys
+        fewer = regime in ("prefix", "mixed") and keys and not self.whole
+        return 1 + mix(number, keys, 0x9E) % keys if fewer else keys
 
     def _published(self, axes: Mapping[str, int]) -> Lengths:
         """Lengths that add up to a workload's axes; how it splits them is in files that no folder here has."""

@@ -13,6 +13,7 @@ import torch
 from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.race import baselines
 from nightshift.kernels.judge.race.baselines import Shelf, Solo, SoloTime, far_slower, measure
+from nightshift.kernels.judge.race.contestants import Baseline
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
 from nightshift.kernels.suites.kernelbench import load_task
@@ -129,6 +130,24 @@ def test_a_spoiled_file_counts_as_none(
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, paced: dict[str, float]) -> None:
     (tmp_path / "file").write_text("")
     assert set(asked(with_libraries(), shelf(tmp_path / "file" / "below")).functions) == {"eager"}
+
+
+def test_a_reference_of_loops_is_not_raced(paced: dict[str, float]) -> None:
+    """It is measured alone, and told with its time; a rival that is close to the best is raced."""
+    paced |= {"eager": 5e-4, "fast": 1e-5}
+    found = asked(with_libraries(fast=Library()), None)
+    assert set(found.near) == {"fast"}
+    assert "50.00 times" in found.left_out("case")[0].why
+    paced["eager"] = 2e-4
+    assert set(asked(with_libraries(fast=Library()), None).near) == {"eager", "fast"}
+
+
+@pytest.mark.parametrize(("alone_s", "calls"), [(0.0, 40), (0.02, 2), (3.0, 1)])
+def test_a_slow_baseline_has_the_calls_that_a_round_affords(alone_s: float, calls: int) -> None:
+    library = Library()
+    slow = Baseline("slow", library, [(torch.ones(2, 2),)] * 40, None, alone_s=alone_s)
+    slow.seconds(range(40))
+    assert library.calls == 3 * (calls + 2 * calls)  # the slope of N and 2N calls, each three times
 
 
 def test_eager_is_always_run() -> None:

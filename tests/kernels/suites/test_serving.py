@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.certification.certificate import reference_sha256
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
@@ -17,7 +19,7 @@ from nightshift.kernels.problem import Problem, ProblemError
 from nightshift.kernels.suites import extension
 from nightshift.kernels.suites.definitions import Solution, definition_of, definitions_in, solution_of, workloads_of
 from nightshift.kernels.suites.serving import REGIMES, candidate_of, problem_of, trace_of
-from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, put, sample, topk
+from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, prefill, put, sample, topk
 
 SMALL = Scope(1 << 24, 0, 0, 0, 0, benchmark=False, huge=False, repeats=3)
 
@@ -252,6 +254,13 @@ def test_every_regime_has_inputs_that_fit_each_other(tmp_path: Path) -> None:
         assert (distinct < len(pages)) == (name == "shared"), name
 
 
+def test_a_definition_of_whole_prompts_gets_no_continued_one(tmp_path: Path) -> None:
+    for constraints, fewer in ([], True), (["total_q == total_kv"], False):
+        made = problem(tmp_path, {**prefill(), "constraints": constraints})
+        offsets = [made.inputs(made.cases[0].with_(rows=5, regime=8), "normal", 1, "cpu")[k] for k in (3, 4)]
+        assert (int(offsets[0][-1]) < int(offsets[1][-1])) is fewer
+
+
 def test_the_oracle_is_float64(tmp_path: Path) -> None:
     made = problem(tmp_path, decode())
     inputs = made.inputs(made.cases[0], "normal", 1, "cpu")
@@ -273,3 +282,8 @@ def test_a_verdict_is_a_trace_entry(court: Judge, tmp_path: Path) -> None:
     assert json.loads(json.dumps(entry)) == entry
     right = judged(court, tmp_path, topk(), TOPK)
     assert trace_of(solution, workload, right, "2026-01-01T00:00:00")["evaluation"] is None  # not timed
+
+
+def test_a_certificate_names_the_text_of_its_definition(tmp_path: Path) -> None:
+    definition = definition_of(put(tmp_path, topk()))
+    assert reference_sha256(problem_of(definition)) == sha256_hex(definition.reference.encode())

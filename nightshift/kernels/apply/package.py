@@ -163,15 +163,18 @@ class _RMSNorm(torch.nn.Module):
 
     can_torch_compile = True
     has_backward = False
+    weight: torch.Tensor
+    variance_epsilon: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         weight, epsilon = self.weight, float(self.variance_epsilon)
-        name = _norm_of(hidden_states.shape[-1], epsilon)
-        if name:
+        if name := _norm_of(hidden_states.shape[-1], epsilon):
             rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-            if not refusal(kernels()[name], (rows, weight)):
-                return call(name, rows, weight).view(hidden_states.shape)
-            COUNTS[name][refusal(kernels()[name], (rows, weight))] += 1
+            why = refusal(kernels()[name], (rows, weight))
+            if not why:
+                made: torch.Tensor = call(name, rows, weight).view(hidden_states.shape)
+                return made
+            COUNTS[name][why] += 1
         wide = hidden_states.to(torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
         return weight * wide.to(hidden_states.dtype)

@@ -1,0 +1,211 @@
+"""A model of random weights served by transformers: torch's own ways against delivered kernels, tokens and speed.
+
+    python -m benchmarks.serving_model DELIVERED --until 240 --out FILE.json    # on a GPU; resumable by way
+
+DELIVERED is a folder of `nightshift kernels deliver`. The model has a Llama's shape (`SHAPE`) and few layers. Every
+way generates greedily from the same prompts of random ids: `generate` with a static cache, eager and compiled, and
+continuous batching. Reported are tokens/s, the time of a token, the share of tokens that torch's eager way gives as
+well, and how far the logits of the prompts are from eager's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import serving_rows
+
+SHAPE: Mapping[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+"""Llama 3.1 8B's widths."""
+PROMPTS, TOKENS, LONGEST, BATCH = 200, 50, 384, 50
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tokens are generated. ours: with delivered kernels."""
+
+    name: str
+    ours: bool
+    batched: bool
+    compiled: bool = False
+
+
+WAYS = (
+    Way("generate, eager", False, False),
+    Way("generate, ours", True, False),
+    Way("batched, torch", False, True),
+    Way("batched, ours", True, True),
+    Way("generate, compile", False, False, True),
+    Way("generate, compile, ours", True, False, True),
+)
+RIVALS = {"generate": ("generate, eager", "generate, compile"), "batched": ("batched, torch",)}
+
+
+def model(shape: Mapping[str, Any], device: str) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval()
+
+
+def prompts(count: int, shape: Mapping[str, Any]) -> list[list[int]]:
+    """Random ids; lengths up to `LONGEST`, or an eighth of the model's longest."""
+    import random
+
+    rng, longest = random.Random(41), min(LONGEST, shape["max_position_embeddings"] // 8)
+    lengths = [rng.randint(longest // 16, longest) for _ in range(count)]
+    return [[rng.randrange(3, shape["vocab_size"]) for _ in range(length)] for length in lengths]
+
+
+@contextmanager
+def mapped(served: Any, delivered: Path, compiled: bool, device: str) -> Iterator[Any]:
+    """The delivered layers in a model; the package."""
+    import kernels
+
+    mode = kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE if compiled else kernels.Mode.INFERENCE
+    layer = kernels.LocalLayerRepository(delivered, layer_name="RMSNorm")
+    with kernels.use_kernel_mapping({"RMSNorm": {device: {mode: layer}}}, inherit_mapping=False):
+        kernels.kernelize(served, mode=mode, device=device)
+        yield kernels.get_local_kernel(delivered)
+    with kernels.use_kernel_mapping({}, inherit_mapping=False):
+        kernels.kernelize(served, mode=mode, device=device)  # the model's own again
+
+
+def generate(served: Any, chosen: list[list[int]], tokens: int, compiled: bool) -> list[list[int]]:
+    import torch
+
+    made = []
+    for start in range(0, len(chosen), BATCH):
+        part = chosen[start : start + BATCH]
+        width = max(map(len, part))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in part], device=served.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part], device=served.device)
+        out = served.generate(
+            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0,
+            cache_implementation="static", disable_compile=not compiled,
+        )  # fmt: skip
+        made += [row[width:] for row in out.tolist()]
+    return made
+
+
+def batched(served: Any, chosen: list[list[int]], tokens: int, blocks: int) -> list[list[int]]:
+    from transformers import GenerationConfig
+    from transformers.generation import ContinuousBatchingConfig
+
+    config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    size = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=4096)
+    found = served.generate_batch(inputs=chosen, generation_config=config, continuous_batching_config=size)
+    return [found[key].generated_tokens for key in sorted(found, key=lambda key: int(key.rpartition("_")[2]))]
+
+
+def logits(served: Any, chosen: list[list[int]]) -> Any:
+    import torch
+
+    with torch.no_grad():
+        rows = [served(torch.tensor([p], device=served.device)).logits[0, -1].float().cpu() for p in chosen[:8]]
+    return torch.stack(rows)
+
+
+def measured(
+    served: Any, way: Way, run: Callable[[list[list[int]]], list[list[int]]], chosen: list[list[int]]
+) -> Any:
+    import torch
+
+    run(chosen[: 2 if way.batched else BATCH])  # compiles, and fills caches of kernels
+    if served.device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.monotonic()
+    made = run(chosen)
+    took_s = time.monotonic() - start
+    return made, {"tokens_per_s": round(sum(map(len, made)) / took_s, 1), "took_s": round(took_s, 2)}
+
+
+def row_of(
+    served: Any, way: Way, delivered: Path, chosen: list[list[int]], tokens: int
+) -> tuple[dict[str, Any], Any]:
+    device = served.device.type
+    blocks = 2 * -(-sum(len(p) + tokens for p in chosen) // 256) + len(chosen)
+
+    def run(part: list[list[int]]) -> list[list[int]]:
+        return (
+            batched(served, part, tokens, blocks) if way.batched else generate(served, part, tokens, way.compiled)
+        )
+
+    if not way.ours:
+        served.set_attn_implementation("paged|sdpa" if way.batched else "sdpa")
+        made, row = measured(served, way, run, chosen)
+        served.set_attn_implementation("sdpa")
+        return {**row, "tokens": made}, logits(served, chosen)
+    with mapped(served, delivered, way.compiled, device) as package:
+        served.set_attn_implementation("sdpa")
+        scores = logits(served, chosen)
+        if way.batched:
+            served.set_attn_implementation(package.register())
+        made, row = measured(served, way, run, chosen)
+        served.set_attn_implementation("sdpa")
+        return {**row, "tokens": made, "counts": {name: dict(n) for name, n in package.COUNTS.items()}}, scores
+
+
+def figures(rows: Mapping[str, Any]) -> dict[str, Any]:
+    right = {name: row for name, row in rows.items() if "tokens_per_s" in row}
+    over = {}
+    for kind, rivals in RIVALS.items():
+        theirs = [right[name]["tokens_per_s"] for name in rivals if name in right]
+        ours = [row["tokens_per_s"] for name, row in right.items() if name.startswith(kind) and "ours" in name]
+        over[kind] = round(max(ours) / max(theirs), 3) if ours and theirs else None
+    return {"tokens_per_s_over_the_best": over}
+
+
+def compared(row: dict[str, Any], first: Any, scores: Any, eager: Any) -> dict[str, Any]:
+    """A row with the share of eager's tokens and the largest distance of its logits, and without the tokens."""
+    pairs = [
+        (a, b)
+        for mine, theirs in zip(row.pop("tokens"), first, strict=True)
+        for a, b in zip(mine, theirs, strict=False)
+    ]
+    off = float((scores - eager).abs().max())
+    same = sum(a == b for a, b in pairs) / max(1, len(pairs))
+    return {**row, "tokens_as_eager": round(same, 4), "logits_off": off, "logits_size": float(eager.abs().max())}
+
+
+def main() -> None:
+    parser = serving_rows.parser(__doc__)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--shape", type=json.loads, default={}, help="JSON that changes the model's shape")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    args = parser.parse_args()
+    start = time.monotonic()
+    rows: dict[str, Any] = {}
+    shape = {**SHAPE, **args.shape}
+    served, chosen = model(shape, args.device), prompts(args.prompts, shape)
+    first = eager = None
+    for way in WAYS:
+        if time.monotonic() - start > args.until:
+            rows[way.name] = {"detail": "the time was over"}
+            continue
+        try:
+            row, scores = row_of(served, way, args.folder, chosen, args.tokens)
+        except Exception as error:  # noqa: BLE001  one way, and the rest is measured
+            rows[way.name] = {"detail": f"{type(error).__name__}: {error}"[:400]}
+        else:
+            first, eager = (row["tokens"], scores) if first is None else (first, eager)
+            rows[way.name] = compared(row, first, scores, eager)
+        print(way.name, rows[way.name], flush=True)
+        found = {"shape": shape, "prompts": len(chosen), "new_tokens": args.tokens, **figures(rows)}
+        serving_rows.save(args.out, "serving_model", args.device, found, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
