@@ -131,7 +131,7 @@ def two_climbs(first: float, second: float) -> set[str]:
             level += (1.0 - level) * size * float(np.clip(t / HOUR_S - from_h, 0.0, 4.0)) / 4.0
         return level
 
-    return {f.episode for f in told(share, 20 * HOUR_S, 60.0)}
+    return {f.episode for f in told(share, 20 * HOUR_S, 300.0)}
 
 
 def test_after_a_climb_that_levelled_off_by_itself_only_a_stronger_one_is_told() -> None:

@@ -9,8 +9,9 @@ Three tests on the floor after collection (`detectors.memory.floors`):
   saw counts whose troughs rise where the other ranks' do not (`detectors.memory.teeth`).
 - *steep*, minutes, without peers: a climb that keeps its slowest pace fills the limit within minutes.
 
-Without peers a climb is compared with days of the same series: what rose and came down before is a tide
-(`detectors.memory.climb.falls_back`).
+Without peers a climb is compared with days of the same series: what rose, stayed up and came down before is a tide
+(`detectors.memory.climb.falls_back`). Where a climb was told and ended while its process stayed, the next one must
+take a larger share of the free memory.
 
 A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
 went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
