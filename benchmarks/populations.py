@@ -86,11 +86,17 @@ def _quiet_kernels(result: Any) -> tuple[float, int]:
     return len(logs), sum(bool(result["events"].get(name, {}).keys() - {"boot"}) for name in logs)
 
 
+def _healthy_gradients(result: Any) -> tuple[float, int]:
+    own = [kind["runs_with_a_name"] for name, kind in result.items() if name.startswith("healthy")]
+    return sum(kind["devices"] for kind in own), sum(round(kind["value"] * kind["devices"]) for kind in own)
+
+
 TRAINING, SERVING, HOSTS = Population.TRAINING, Population.SERVING, Population.HOSTS
 _RUNS = "benign labelled runs of a seed that no choice was made on; public training logs and MLPerf runs, odd names"
 _MLPERF = "MLPerf training runs by their logs, odd names; the GPUs assumed idle in each pause"
 _QUIET = "public logs of jobs that ended well, odd names, read by the whole daemon"
 _KERNELS = "public kernel and system logs without a fault, odd names"
+_TRAINED = "healthy runs of two and four ranks, trained here"
 _RECORDED = "healthy phases of our own H200 recordings"
 _VMS = "Bitbrains: virtual machines with a daily tide, odd names"
 _LIFTED = "the same machines, peaks lifted to 97 % of the limit"
@@ -115,6 +121,7 @@ EVIDENCE = (
         Evidence(name, HOSTS, _KERNELS, Unit.RUNS, (("field_quiet_lines", _quiet_kernels),))
         for name in ("kernel_events", "xid", "interconnect")
     ),
+    Evidence("local_gradients", TRAINING, _TRAINED, Unit.RUNS, (("held_out_gradients", _healthy_gradients),)),
     Evidence("memory_leak", SERVING, "GenTD26: serving pods, odd names", Unit.DAYS, _held_out("GenTD26 pods")),
     Evidence("memory_leak", HOSTS, _VMS, Unit.DAYS, _held_out("Bitbrains VMs with a tide")),
     Evidence("memory_leak", HOSTS, _LIFTED, Unit.DAYS, _held_out("Bitbrains VMs lifted to 97 %")),

@@ -119,3 +119,28 @@ def test_over_a_day_a_climb_that_its_own_noise_makes_by_chance_is_none() -> None
     walk = 0.6 + 0.35 * (noise - noise.min()) / np.ptp(noise)
     found = told(lambda t: float(walk[int(t // 300)]), 24 * HOUR_S, 300.0, box)
     assert all(f.facts["growth_bytes"] / f.facts["slope_bytes_per_h"] < 8.0 for f in found)
+
+
+def two_climbs(first: float, second: float) -> set[str]:
+    """Episodes of a GPU whose memory climbs for four hours, levels off, and four hours later climbs again; each by
+    such a share of what was free."""
+
+    def share(t: float) -> float:
+        level = 0.2
+        for size, from_h in ((first, 4.0), (second, 12.0)):
+            level += (1.0 - level) * size * float(np.clip(t / HOUR_S - from_h, 0.0, 4.0)) / 4.0
+        return level
+
+    return {f.episode for f in told(share, 20 * HOUR_S, 300.0)}
+
+
+def test_after_a_climb_that_levelled_off_by_itself_only_a_stronger_one_is_told() -> None:
+    assert [len(two_climbs(0.3, second)) for second in (0.12, 0.5)] == [1, 2]
+
+
+def test_a_burst_of_requests_hides_no_climb_of_half_a_day() -> None:
+    def share(t: float) -> float:
+        burst = 0.1 if 6 * HOUR_S <= t < 6.7 * HOUR_S else 0.0
+        return 0.6 + burst + 0.09 * max(t - 12 * HOUR_S, 0.0) / (12 * HOUR_S)
+
+    assert told(share, 24 * HOUR_S, 300.0)

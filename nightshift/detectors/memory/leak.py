@@ -9,8 +9,9 @@ Three tests on the floor after collection (`detectors.memory.floors`):
   saw counts whose troughs rise where the other ranks' do not (`detectors.memory.teeth`).
 - *steep*, minutes, without peers: a climb that keeps its slowest pace fills the limit within minutes.
 
-Without peers a climb is compared with days of the same series: what rose and came down before is a tide
-(`detectors.memory.climb.falls_back`).
+Without peers a climb is compared with days of the same series: what rose, stayed up and came down before is a tide
+(`detectors.memory.climb.falls_back`). Where a climb was told and ended while its process stayed, the next one must
+take a larger share of the free memory.
 
 A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
 went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats, Frame
-from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.lanes import REDO_S
 from nightshift.detectors.alarms.promise import stated
@@ -41,6 +42,7 @@ from nightshift.detectors.memory.signals import (
     CONTRAST_BUCKETS,
     CONTRAST_MIN_BUCKETS,
     CONTRAST_RATIO,
+    CREST_SHARE,
     EMPTY,
     HORIZON_S,
     MIN_GROWTH_BYTES,
@@ -273,8 +275,11 @@ class MemoryLeak:
             seen.end,
         )
         found = seen.found & (seen.growth >= MIN_GROWTH_BYTES)
-        at = np.flatnonzero(found)
-        found[at] = ~falls_back(signal.past(candidates[at]), seen.growth[at], seen.end[at], limit[at])
+        crest_h = (CREST_SHARE * lasted_s / 3600.0).astype(np.int64)  # less than an hour is not asked for
+        for hours in np.unique(crest_h[found]).tolist():
+            at = np.flatnonzero(found & (crest_h == hours))
+            past = signal.past(candidates[at], 3600.0 * hours)
+            found[at] = ~falls_back(past, seen.growth[at], seen.end[at], limit[at])
         # a second look costs much of the time that is left
         hurried = limit - seen.end <= climb.slope * HURRY_S
         confirmed = found & (table["suspect"][candidates] | hurried)
@@ -284,14 +289,17 @@ class MemoryLeak:
         for row, strength, facts in told:
             self._fire(signal, signal.patience, int(candidates[row]), saw, row, at_s, strength, facts, inventory)
         saws = {row for row, *_ in told}
+        share = seen.growth / np.maximum(limit - seen.end + seen.growth, 1.0)
+        news = signal.is_news(candidates, share)
         for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
             if row in saws:
                 continue  # told by its troughs: what rises on the last of them is a tooth
             slot = int(candidates[row])
-            if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
+            strength = float(seen.strength[row])
+            is_new = (signal.fault, table.subjects[slot]) not in self._episodes
+            if is_new and (signal.is_tooth(slot) or not news[row]):
                 continue
             facts = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
-            strength = float(seen.strength[row])
             self._fire(signal, signal.patience, slot, climb, row, at_s, strength, facts, inventory)
 
     def _heads_for_limit(self, signal: LeakSignal, slot: int, climb: Climb, row: int) -> bool:
@@ -435,15 +443,24 @@ class MemoryLeak:
             if not np.isfinite(value):
                 found = self._episodes.no_data(fault, subject, at_s, f"{signal.metric} is missing")
             elif self._dropped(signal, slot, float(value)):
-                signal.freed(slot, MIN_GROWTH_BYTES)
+                signal.freed(slot, MIN_GROWTH_BYTES, self._share(signal, subject, slot))
                 found = self._episodes.clear(fault, subject, at_s, "Memory was freed: back near its level before")
             elif self._stopped(signal, slot):
-                signal.freed(slot, MIN_GROWTH_BYTES)
+                signal.freed(slot, MIN_GROWTH_BYTES, self._share(signal, subject, slot))
                 found = self._episodes.clear(fault, subject, at_s, "Memory no longer climbs")
             else:
                 found = self._press(signal, slot, at_s) or self._episodes.again(fault, subject, at_s)
             findings += [found] if found else []
         return findings
+
+    def _share(self, signal: LeakSignal, subject: Subject, slot: int) -> float:
+        """The share of the free memory that an open episode's climb of hours took; 0 of another climb."""
+        known = self._episodes.get(signal.fault, subject)
+        if known is None or "shape" not in known.facts:
+            return 0.0
+        growth, floor = float(known.facts["growth_bytes"]), float(known.facts["floor_bytes"])
+        share = growth / max(float(signal.table["limit"][slot]) - floor + growth, 1.0)
+        return float(np.clip(np.nan_to_num(share), 0.0, 1.0))
 
     def _dropped(self, signal: LeakSignal, slot: int, value: float) -> bool:
         known = self._episodes.get(signal.fault, signal.table.subjects[slot])

@@ -42,6 +42,13 @@ PATIENCE_BUCKETS = 257
 DAYS_BUCKETS = 96
 # A level has come down where it stayed down for so long: restarts, collections and idle minutes are shorter.
 FALL_S = 4 * 3600.0
+# Its crest lasts at least this share of its climb: a burst of requests is no tide of half a day.
+CREST_SHARE = 0.25
+# On a series of which a climb ended by itself, the next one takes twice the odds of the share of free memory that
+# the former took ...
+AGAIN = 2.0
+# ... or so large a share.
+MOST = 2.0 / 3.0
 # Smaller climbs are never a leak: they cost no job its memory.
 MIN_GROWTH_BYTES = float(2**26)
 # Time after a start or a drop that is not judged: weights and caches are being loaded.
@@ -96,6 +103,7 @@ class LeakSignal:
             "crest": Column(np.float64, np.nan),  # the highest level of late
             "crest_s": Column(np.float64, np.nan),
             "top": Column(np.float64, np.nan),  # the highest level since memory was last freed
+            "plateau": Column(np.float64, 0.0),  # the largest share of what was free that a climb took, and ended
             "bar": Column(np.float64, np.nan),  # what a climb must pass to be news: others so high were freed
         }
         self.table = SeriesTable(columns, FORGET_S)
@@ -120,10 +128,11 @@ class LeakSignal:
         for floors in (self.contrast, self.patience, self.days):
             floors.set_back(self.table, by_s)
 
-    def past(self, slots: NDArray[np.int64]) -> Floats:
+    def past(self, slots: NDArray[np.int64], crest_s: float = 0.0) -> Floats:
         """[n, k] what each process held over FALL_S since its start, oldest first: days ago by hours, then today.
 
-        A value is the highest floor of the FALL_S before it: a dip of less is no fall.
+        A value is the highest level that was held for `crest_s` (s) in the FALL_S before it: a shorter dip is no
+        fall.
         """
         recent_s, hours_s = self.patience.times_s(), self.days.times_s()
         # the rings overlap: an hour that counts twice would look like a fall back to it
@@ -133,9 +142,15 @@ class LeakSignal:
         for ring, t_s in ((self.days, hours_s), (self.patience, recent_s)):
             floors = ring.window(self.table, slots).astype(np.float64)
             floors = np.where(np.isfinite(floors) & ~(t_s[None, :] < life_s), floors, -np.inf)
-            width = max(round(FALL_S / ring.width_s), 1)
+            up = max(round(crest_s / ring.width_s), 1)
+            padded = np.pad(
+                np.where(floors > -np.inf, floors, np.inf), ((0, 0), (up - 1, 0)), constant_values=np.inf
+            )
+            lowest = sliding_window_view(padded, up, axis=1).min(axis=2)
+            lowest = np.where(lowest < np.inf, lowest, -np.inf)
+            width = max(round(FALL_S / ring.width_s), 1) + up - 1
             held = np.full(floors.shape, np.nan)
-            held[:, width - 1 :] = sliding_window_view(floors, width, axis=1).max(axis=2)
+            held[:, width - 1 :] = sliding_window_view(lowest, width, axis=1).max(axis=2)
             parts.append(np.where(np.isfinite(held), held, np.nan))
         return np.hstack([parts[0][:, old], parts[1]])
 
@@ -165,6 +180,7 @@ class LeakSignal:
         table["crest"][rows] = np.where(known, np.fmax(crest, values), table["crest"][rows])
         table["crest_s"][rows] = np.where(known, at_s, table["crest_s"][rows])
         table["bar"][rows] = np.where(ended, np.nan, table["bar"][rows])
+        table["plateau"][rows] = np.where(ended, 0.0, table["plateau"][rows])
         table["top"][rows] = np.where(ended, values, np.fmax(table["top"][rows], values))
 
     def eta_s(self, slot: int, slope: float, crest: bool = False) -> float:
@@ -173,13 +189,23 @@ class LeakSignal:
         left = float(self.table["limit"][slot] - self.table["crest" if crest else "level"][slot])
         return max(left, 0.0) / slope if slope > 0 else np.inf
 
-    def freed(self, slot: int, least_bytes: float) -> None:
-        """Takes note of a climb that was told and ended by itself, with its process still there: a tooth."""
+    def freed(self, slot: int, least_bytes: float, share: float) -> None:
+        """Takes note of a climb that was told and ended by itself, with its process still there: a tooth. share: of
+        the free memory that a climb of hours took, otherwise 0."""
         top, level, limit = (float(self.table[name][slot]) for name in ("top", "level", "limit"))
+        if not level < EMPTY * limit:
+            self.table["plateau"][slot] = max(float(self.table["plateau"][slot]), share)
         if level < EMPTY * limit or top >= FULL * limit:
             return
         bar = top + max(least_bytes, HIGHER * (top - level))
         self.table["bar"][slot], self.table["top"][slot] = np.fmin(bar, FULL * limit), level
+
+    def is_news(self, slots: NDArray[np.int64], share: Floats) -> NDArray[np.bool_]:
+        """[n] whether a climb of hours that took such a share of the free memory says more than those that ended by
+        themselves."""
+        former = self.table["plateau"][slots]
+        found: NDArray[np.bool_] = share >= np.minimum(AGAIN * former / (1.0 + (AGAIN - 1.0) * former), MOST)
+        return found
 
     def is_tooth(self, slot: int) -> bool:
         """Whether what climbs now is no higher than a tooth was."""
