@@ -330,7 +330,7 @@ def _reduced(graph: torch.fx.Graph, node: Node) -> Node:
 def _dims(node: Node, rank: int) -> list[int]:
     """The dimensions that a reduction reduces: all of them where it names none."""
     given = node.args[1] if len(node.args) > 1 else None
-    return sorted(d % rank for d in given) if isinstance(given, list | tuple) and given else list(range(rank))  # type: ignore
+    return sorted(d % rank for d in given) if isinstance(given, list | tuple) and given else list(range(rank))
 
 
 def _operator(node: Node) -> str:
