@@ -239,10 +239,10 @@ class EquipmentCollector(PageCollector):
         return dict(self._ends)
 
 
-def bmc_entry(source: Subject, node: Subject, severity: str, said: str, at: Instant, number: int) -> KernelEvent:
+def bmc_entry(source: Subject, node: Subject, severity: str, message: str, at: Instant, number: int) -> KernelEvent:
     """An entry of a BMC's log as an event of its node. `number`: of the event, in the order of its source."""
-    record = LogRecord(at, source.name, node, f"BMC log {severity}: {said}", number)
-    attributes = {"message": "bmc_log", "severity": severity, "bmc_says": said[:200]}
+    record = LogRecord(at, source.name, node, f"BMC log {severity}: {message}", number)
+    attributes = {"message": "bmc_log", "severity": severity, "bmc_says": message[:200]}
     return KernelEvent(KernelEventKind.MESSAGE, record, node, attributes=attributes)
 
 
