@@ -66,9 +66,9 @@ class Taps:
     first: str = ""
     bounds: tuple[str, ...] = ()
 
-    def held(self, place: str) -> list[str]:
-        """What holds for the tap at a place among these."""
-        return [bound.format(f"({place})") for bound in self.bounds]
+    def held(self, number: str) -> list[str]:
+        """What holds for the tap of that number among these."""
+        return [bound.format(f"({number})") for bound in self.bounds]
 
 
 def window_of(node: Node) -> Window:
