@@ -368,7 +368,7 @@ TABLES = (
             ),
         ),
         "Names with an odd md5. Intervals (90 %) are over devices. *Page* counts leaks that are about to fill a "
-        "hard limit, which page outside the budget. The rule of decision 045 came after this run: it is not in it.",
+        "hard limit, which page outside the budget.",
     ),
     Table(
         "A detector trained on a fleet, which was removed, and its peers",

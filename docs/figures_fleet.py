@@ -209,6 +209,22 @@ TABLES = (
         "Times of one shared machine with two cores. Scraping is not in them.",
     ),
     Table(
+        "The page of all clusters over a million GPUs, nine agents, in Chromium",
+        "federation",
+        "python -m benchmarks.federation",
+        (
+            Row("first visit: first paint, median", "results/first_visit/first_paint_ms/median",
+                number(" ms", 1.0, 0)),
+            Row("first visit: first paint, 95 %", "results/first_visit/first_paint_ms/p95",
+                number(" ms", 1.0, 0), "≤ 500 ms"),
+            Row("later visits: first paint, 95 %", "results/later_visit/first_paint_ms/p95",
+                number(" ms", 1.0, 0)),
+            Row("the API's answer for all clusters", "results/whole/took_s", number(" ms", 1e3, 0)),
+            Row("clusters counted after one agent stopped", "results/one_stopped/total/clusters", _COUNT, "8"),
+        ),
+        "Eight agents of 125,000 synthetic GPUs each and the one that shows them, on one machine with two cores.",
+    ),
+    Table(
         "Goodput on Alibaba's GPU cluster of 2023, six hours, pods with an even md5",
         "goodput_replayed",
         "NIGHTSHIFT_DATA=… python -m benchmarks.goodput_replayed --openb FOLDER",
