@@ -25,7 +25,8 @@ from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.notify.tickets.settings import Settings as TicketSettings
 from nightshift.agent.notify.tickets.settings import build as build_tickets
 from nightshift.agent.rca import runbooks
-from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
+from nightshift.agent.rca.meaning import QUESTION_S
+from nightshift.agent.rca.model import Failed, Model, ModelSettings, embedding, try_out
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.database import Database
 from nightshift.collectors.base import Permanent, Temporary
@@ -187,7 +188,15 @@ def _runbooks(settings: Settings) -> DoctorCheck:
         told = runbooks.check(settings.runbooks, settings.state_dir / "runbooks")
     except (Permanent, Temporary) as error:
         return DoctorCheck("runbooks", False, str(error), "name a folder or a git URL that this user can read")
-    return DoctorCheck("runbooks", True, told)
+    llm = settings.llm
+    if not (llm.enabled and llm.embeddings):
+        return DoctorCheck("runbooks", True, told)
+    try:
+        (vector,) = embedding(llm, QUESTION_S)(["A GPU fell off the bus."])
+    except Exception as error:  # noqa: BLE001  whatever a provider's client raises: it is said
+        told = f"llm.embeddings: {llm.embeddings}: {type(error).__name__}: {error}"[:300]
+        return DoctorCheck("runbooks", False, told, "name an embedding model that llm's server has")
+    return DoctorCheck("runbooks", True, f"{told}; vectors of {len(vector)} figures by {llm.embeddings}")
 
 
 def _model(settings: ModelSettings) -> DoctorCheck:

@@ -125,6 +125,9 @@ class ModelSettings(BaseModel):
         default_factory=dict,
         description="Further arguments of the provider's client, e.g. `azure_endpoint`, `temperature`",
     )
+    embeddings: str = Field(
+        "", description="Embedding model at the same server, to find runbooks by meaning too; empty: by words alone"
+    )
     fallbacks: tuple[FallbackModel, ...] = Field(
         (), description="Models that are asked in turn where the first one fails"
     )
@@ -377,6 +380,30 @@ def connect(
         places = getattr(error, "errors", None)
         said = "; ".join(f"{e['loc']}: {e['msg']}" for e in places()) if callable(places) else str(error)
         raise Failed(Failure.DENIED, said.replace(key, "…")[:300] if key else said[:300]) from error
+
+
+def embedding(settings: ModelSettings, timeout_s: float) -> Callable[[Sequence[str]], Sequence[Sequence[float]]]:
+    """Texts to vectors, by the embedding model at the model's server. What is raised there is LangChain's and the
+    provider's own; the client is made at the first call."""
+
+    def vectors(texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        from langchain.embeddings import init_embeddings
+
+        given: dict[str, Any] = {"base_url": settings.address} if settings.address else {}
+        key = _key(settings)
+        if settings.provider == "openai":
+            # compatible servers take texts, not OpenAI's tokens
+            given |= {"timeout": timeout_s, "max_retries": 0, "check_embedding_ctx_length": False}
+            given["api_key"] = key or "none"
+        elif settings.provider == "ollama":
+            given["client_kwargs"] = {"timeout": timeout_s}
+        elif key:
+            given["api_key"] = key
+        client: Any = init_embeddings(settings.embeddings, provider=settings.provider, **given)
+        found: list[list[float]] = client.embed_documents(list(texts))
+        return found
+
+    return vectors
 
 
 def _key(settings: ModelSettings | FallbackModel) -> str:

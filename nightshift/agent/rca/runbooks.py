@@ -18,12 +18,14 @@ from pathlib import Path
 
 import structlog
 
-from nightshift.agent.rca.search import best
+from nightshift.agent.rca.meaning import Meaning
+from nightshift.agent.rca.search import best, fused
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import sha256_hex
 
 MAX_FILES, MAX_FILE_BYTES, MAX_SECTION = 5_000, 512 * 1024, 3_000
 LOOK_AGAIN_S, FETCH_AGAIN_S, GIT_S = 30.0, 600.0, 60.0
+CANDIDATES = 20
 _REPOSITORY = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 _HEADING = re.compile(r"(?m)^#{1,6}[ \t]+(.+?)[ \t#]*$")
 
@@ -45,10 +47,17 @@ class RunbookSection:
 
 
 class Runbooks:
-    """All sections of the configured places. `cache`: where repositories are cloned."""
+    """All sections of the configured places. `cache`: where repositories are cloned. `meaning`: finds sections that
+    say the same in other words; None: words alone."""
 
-    def __init__(self, places: Sequence[str], cache: Path, timer: Callable[[], float] = time.monotonic) -> None:
-        self._places, self._cache, self._timer = tuple(places), cache, timer
+    def __init__(
+        self,
+        places: Sequence[str],
+        cache: Path,
+        timer: Callable[[], float] = time.monotonic,
+        meaning: Meaning | None = None,
+    ) -> None:
+        self._places, self._cache, self._timer, self._meaning = tuple(places), cache, timer, meaning
         self._lock = threading.Lock()
         self._sections: list[RunbookSection] = []
         self._seen: tuple[tuple[str, float, int], ...] | None = None
@@ -56,11 +65,12 @@ class Runbooks:
         self._log = structlog.get_logger("runbooks")
 
     def search(self, question: str, limit: int = 3) -> list[RunbookSection]:
-        """The sections that bear the question's words, the best first. Raises Temporary where no place can be
-        read."""
+        """The sections that bear the question's words, or are near it in meaning, the best first. Raises Temporary
+        where no place can be read."""
         sections = self.sections()
-        chosen = best([f"{s.path} {s.heading} {s.heading} {s.text}" for s in sections], question, limit)
-        return [sections[at] for at in chosen]
+        texts = [f"{s.path} {s.heading} {s.heading} {s.text}" for s in sections]
+        near = [] if self._meaning is None else self._meaning.near(texts, question)
+        return [sections[at] for at in fused(best(texts, question, max(limit, CANDIDATES)), near)[:limit]]
 
     def sections(self) -> list[RunbookSection]:
         """All of them, as they are now. Raises Temporary where no place can be read."""

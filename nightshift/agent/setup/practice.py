@@ -21,7 +21,8 @@ from nightshift.agent.metrics import Metrics
 from nightshift.agent.rca.bundle import PastIncident
 from nightshift.agent.rca.investigate import Investigator, ModelSpending
 from nightshift.agent.rca.log_stores import LogStores
-from nightshift.agent.rca.model import Model
+from nightshift.agent.rca.meaning import QUESTION_S, VectorIndex
+from nightshift.agent.rca.model import Model, embedding
 from nightshift.agent.rca.promql import range_query
 from nightshift.agent.rca.redact import Redactor
 from nightshift.agent.rca.runbooks import Runbooks
@@ -33,6 +34,7 @@ from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import commitments
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.history import History
+from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import SITE, Inventory
 from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Actuator, site_of
 from nightshift.controllers.guard import Commitment, GuardRuling
@@ -57,6 +59,15 @@ def actuator_of(kind: ActionKind, actuators: Iterable[Actuator], site: str = "")
 
 def _kinds(actuators: Iterable[Actuator], site: str) -> frozenset[ActionKind]:
     return frozenset(kind for actuator in actuators if site_of(actuator) == site for kind in actuator.kinds())
+
+
+def _runbooks(settings: Settings, redact: Redactor) -> Runbooks:
+    cache, llm, meaning = settings.state_dir / "runbooks", settings.llm, None
+    if llm.enabled and llm.embeddings:
+        # vectors of two models have nothing in common
+        name = sha256_hex(f"{llm.provider} {llm.address} {llm.embeddings}".encode())[:16]
+        meaning = VectorIndex(embedding(llm, QUESTION_S), cache / f"embeddings-{name}.npz", redact.document)
+    return Runbooks(settings.runbooks, cache, meaning=meaning)
 
 
 class Practice:
@@ -111,7 +122,7 @@ class Practice:
             promql=range_query(settings.sources),
             stores=LogStores(settings.log_stores, self._inventory) if settings.log_stores else None,
             servers=ToolServers(settings.llm.tool_servers) if settings.llm.tool_servers else None,
-            runbooks=Runbooks(settings.runbooks, settings.state_dir / "runbooks") if settings.runbooks else None,
+            runbooks=_runbooks(settings, redact) if settings.runbooks else None,
         )
 
     def end_forgotten_drills(self, now_s: float) -> None:
