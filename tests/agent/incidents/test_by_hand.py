@@ -50,7 +50,7 @@ def test_a_persons_change_is_told_from_a_programs_and_from_other_lines(told: Log
 def test_a_cordon_begins_a_drain_and_is_no_restart() -> None:
     fix = Fix(A.CORDON, NODE, "alice", 0.0)
     same = {kind for kind in A if is_same(fix, an_action(kind=kind, target=NODE))}
-    assert same == {A.CORDON, A.DRAIN, A.REBOOT_NODE}
+    assert same == {A.CORDON, A.DRAIN, A.REBOOT_NODE, A.REPLACE_NODE}
 
 
 @pytest.mark.parametrize(("kind", "counts"), [(A.DRAIN, (1, 0)), (A.UNCORDON, (0, 1))])
