@@ -290,8 +290,9 @@ class SlurmLab:
         self._await(lambda: "Cluster" in self.call("sacctmgr", "show", "cluster", check=False), "slurmdbd")
 
     def start_controller(self) -> None:
-        """Each of two as on a machine of its own name: which of them it is, slurmctld knows by that."""
-        for name in self.controllers:
+        """Each of two as on a machine of its own name: which of them it is, slurmctld knows by that. The second one
+        begins when the first is up: it stops where it reads a state that is half written."""
+        for up, name in enumerate(self.controllers, 1):
             command = "exec /usr/sbin/slurmctld -D"
             if name != "slurmctld":
                 own = f"hostname {name}; mount --bind {self.home}/hosts /etc/hosts"
@@ -299,8 +300,7 @@ class SlurmLab:
                 self._spawn(name, "unshare", "--uts", "--mount", "sh", "-c", f"{own}; {command}")
             else:
                 self._spawn(name, "sh", "-c", command)
-        up = len(self.controllers)
-        self._await(lambda: self.call("scontrol", "ping", check=False).count(" is UP") == up)
+            self._await(lambda up=up: self.call("scontrol", "ping", check=False).count(" is UP") == up)
 
     def start_node(self, name: str, *, rebooted: bool = False) -> None:
         self._spawn(name, "/usr/sbin/slurmd", "-D", *(["-b"] if rebooted else []), "-N", name)

@@ -144,7 +144,8 @@ def powered() -> Seen:
             if "POWERING_DOWN" in node.states and "n1" in lab._processes:
                 lab.stop("n1", signal.SIGKILL)
             elif "POWERING_UP" in node.states and "n1" not in lab._processes:
-                time.sleep(max(0.0, before + 6.0 - time.time()))
+                # a machine takes longer: Slurm does not take a node that registers in the second of its request
+                time.sleep(max(2.0, before + 6.0 - time.time()))
                 lab.start_node("n1", rebooted=True)
             try:
                 outcome = actuator.execute(action)
