@@ -293,7 +293,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 drawn = draw(kind, SEED * 1000 + number, Path(folder))
             draws.append({"commit": commit(), "number": number, **drawn})
-            # after each: a run of all of them takes an hour on a busy machine, and goes on where it was ended
+            # after each: a run of all of them takes an hour on a busy machine, and resumes after the last one
             shape = {"racks": RACKS, "nodes": NODES, "gpus": GPUS, "draws_of_a_kind": DRAWS}
             write("racks", {**shape, "kinds": figures_of(draws), "draws": draws})
 

@@ -34,7 +34,7 @@ from benchmarks import serving_rows
 ORDER = ("norm", "decode", "softmax", "delta", "latent_decode", "prefill", "mamba", "latent_prefill")
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba")
-"""Kinds whose reference torch.compile compiles as one graph. The others synchronise in every sequence or token."""
+"""Kinds with a reference that torch.compile compiles as one graph. Others synchronise in every token."""
 CONFIGURATIONS = 6
 ROWS = (64, 16)
 REFERENCE_S = 0.3

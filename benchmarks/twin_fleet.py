@@ -314,7 +314,7 @@ class TwinFleet:
         return Batch(statuses, (frame,), list(self._steps(now_s, past_s)), records, events)
 
     def _statuses(self, now_s: float) -> list[SourceStatus]:
-        """One page a node; that of a node whose GPUs are all dark does not answer."""
+        """One page a node; a node does not answer if all its GPUs are dark."""
         dark = (self.dark[: len(self.nodes) * PER_NODE].reshape(-1, PER_NODE) > 0).all(axis=1)
         good = [
             SourceStatus(page, now_s, True, None, "", self._samples, {}, 0.01, (node,))

@@ -116,7 +116,7 @@ def taken_over(folder: Path, before: dict[str, Any]) -> dict[str, Any]:
             "silences": [silence.matcher for silence in Silences(store, app.clock).standing()],
             "policy": app.policies.gate.standing("scheduling").mode.value,
             "receipts": len(Receipts(store.database).newest(limit=1000)),
-            "diagnoses whose claims are read": sum(
+            "diagnoses with claims that are read": sum(
                 bool(incident.diagnosis and incident.diagnosis.claims) for incident in kept.values()
             ),
         }
@@ -162,7 +162,7 @@ def _fate(file: Path, path: str, value: Any) -> str:
     entry = first in ("sources", "actuators")
     for name in reversed(rest[1:] if entry else rest):
         values = {name: values}
-    # an entry of a list is told by its type, and may need fields that this one does not give
+    # an entry of a list is chosen by its type, and may need fields that this one lacks
     values = [{"type": rest[0]} | values] if entry else values
     file.write_text(yaml.safe_dump({first: values}))
     name = rest[-1] if rest else first

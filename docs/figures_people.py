@@ -135,7 +135,7 @@ TABLES = (
             Row("the fleet's first paint of a later visit, median; p95",
                 "results/fleet, later visit/first_paint_ms",
                 lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms", "≤ 300 ms"),
-            Row("first paint when nobody has looked for a while", "results/nothing_kept/first_paint_ms",
+            Row("first paint after a time without visitors", "results/nothing_kept/first_paint_ms",
                 number(" ms", 1, 0)),
             Row("transferred on a first visit, compressed", "results/fleet/transferred_bytes",
                 number(" KB", 1e-3, 0), "≤ 150 KB"),

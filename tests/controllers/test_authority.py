@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.actuators.kube_certificates import CertificateNames, keep
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.authority import Pair, begin, is_good, issue, turn
+from nightshift.controllers.authority_secrets import CertificateNames, keep
 from tests.kubernetes_api.cluster import Cluster
 
 NAMES = ("nightshift-node.ops.svc",)

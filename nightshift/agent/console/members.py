@@ -1,7 +1,7 @@
 """Other clusters' agents: what each last said of itself, and how far that holds.
 
 A summary is read with a viewer's token, and nothing else of another agent is called. An agent that does not answer,
-has not looked lately or runs another version is told apart: missing data is never health.
+has not looked for two minutes or runs another version is marked: missing data is never health.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ def _ends(labels: Mapping[Subject, Series], shared: frozenset[str]) -> dict[Subj
 def _owners(
     facts: Mapping[Subject, Mapping[str, str]], labels: Mapping[Subject, Series]
 ) -> tuple[frozenset[Relation], dict[Subject, dict[str, str]]]:
-    """Whose each port is, the switch that a host's or GPU's port leads to, and both sides' firmware."""
+    """Each port's owner, the switch that a host's or GPU's port leads to, and both sides' firmware."""
     relations: set[Relation] = set()
     firmware: dict[Subject, dict[str, str]] = {}
     for port, told in facts.items():

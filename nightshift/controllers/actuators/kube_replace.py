@@ -121,7 +121,7 @@ class Replacements:
 
     def _report(self, action: Action, path: str) -> ActionOutcome:
         """Reports the host to GKE; done once GKE has taken the report. Our cordon ends then: GKE keeps pods away
-        by a taint until the node is on another host, and would wait for nobody to uncordon it."""
+        by a taint until the node is on another host, and nothing would uncordon it there."""
         node = self._kube.get(path)
         phase = self._marks.phase(node, action)
         if phase is None:

@@ -230,7 +230,7 @@ def _machines(places: Collection[Subject], inventory: Inventory) -> tuple[Precon
 
 
 def _sites(places: Collection[Subject], inventory: Inventory) -> dict[str, str]:
-    """Whose node or job a plan is about, so that no other manager's actuator carries it out."""
+    """The owner of the node or job that a plan is about, so that no other manager's actuator carries it out."""
     return {key: value for s in places for key in (SITE, SITE_NODE) if (value := inventory.fact(s, key))}
 
 

@@ -28,7 +28,7 @@ def test_an_upgrade_from_617389f_keeps_everything_and_can_be_taken_back(tmp_path
     assert (found["schema of the old program"], found["schema of this program"]) == (SCHEMA, schemas()[-1])
     assert taken["incidents"] == found["its incidents"] >= 2
     assert taken["incidents changed"] == []
-    assert taken["diagnoses whose claims are read"] == taken["incidents"]
+    assert taken["diagnoses with claims that are read"] == taken["incidents"]
     assert taken["halt kept"]
     assert taken["silences"] == ["node:gpu-r02-n02"]
     assert (taken["policy"], taken["receipts"]) == ("canary", 20)
