@@ -1,4 +1,4 @@
-"""A twin of fleets of 1,000 to 1,000,000 GPUs: `python -m benchmarks.twin [--only cost|power]`.
+"""A twin of fleets of 1,000 to 1,000,000 GPUs: `python -m benchmarks.twin [--only cost|power|days]`.
 
 The daemon itself (`benchmarks.twin_shard`) over synthetic clusters (`benchmarks.twin_fleet`), one agent a cluster,
 one process after another. A fleet of a million GPUs is twenty clusters of 50,000. Two of them are run, since they
@@ -6,13 +6,15 @@ differ in what is drawn alone: a sum is ten times theirs, and `clusters_run` say
 
 cost: looks 5 s apart with published fault rates and the loss of one power domain. Seconds of one core by stage.
 power: the cost of power control in shadow, beside the same looks without it.
+days: three clusters for hours to days, looks 30 s apart, faults ten times as often as published so that there are
+enough of them; a person approves each plan at the next look. Pages a day and ETTR are given for the published
+rates: what comes of a fault is counted by fault, what comes of none by day.
 
 Slopes are of log cost over log cluster size, by least squares over all clusters, with bootstrap intervals of 90 %.
 A slope below 1 is a fixed cost of each look: nothing is projected beyond the largest cluster with it. Fleets of
 100,000 to 10,000,000 GPUs are projected as many such clusters, with 90 % intervals by Student's t over those run.
-What it cannot tell: watts saved (a synthetic GPU answers to no limit, so power control is only timed), what
-scraping costs (`collectors_speed.json`), and MTTR and ETTR, for which a run of days is needed (`ettr.json` is a
-simulation of those).
+What it cannot tell: watts saved (a synthetic GPU answers to no limit, so power control is only timed) and what
+scraping costs (`collectors_speed.json`).
 """
 
 from __future__ import annotations
@@ -153,7 +155,74 @@ def power() -> dict[str, Any]:
     }
 
 
-PARTS = {"cost": cost, "power": power}
+DAYS = {1_000: 3.0, 10_000: 1.0, SHARD: 1 / 3}
+"""Days run by cluster size."""
+DAYS_TICK_S, HASTE = 30.0, 10.0
+
+
+def days() -> dict[str, Any]:
+    """By fleet size: faults and what the daemon made of them. Fleets past one cluster are sums of the largest."""
+    made: dict[str, Any] = {}
+    for size, length in DAYS.items():
+        row = shard(size, 7, int(length * 86_400 / DAYS_TICK_S), DAYS_TICK_S, "--haste", str(HASTE))
+        made[str(size)] = _lived(row, length) | {"cluster": row}
+    return {str(size): _summed(made, size) for size in SIZES} | {"clusters": made}
+
+
+def _lived(row: dict[str, Any], length: float) -> dict[str, Any]:
+    faults = sum(row["faults"].values())
+    times = {f"{name}_s": _times(row[f"{name}_s"]) for name in ("found", "resolved", "released")}
+    all_lanes, of_none = Counter(row["lanes"]), Counter(row["unmatched_lanes"])
+
+    def a_day(lane: str) -> float:
+        return float((all_lanes[lane] - of_none[lane]) / HASTE + of_none[lane]) / length
+
+    return {
+        "days": length,
+        "faults": faults,
+        "faults_found": sum(row["faults_found"].values()) / max(1, faults),
+        **times,
+        "pages_a_fault": (all_lanes["page"] - of_none["page"]) / max(1, faults),
+        "pages_a_day": a_day("page"),
+        "tickets_a_day": a_day("ticket"),
+        "incidents_of_no_fault": row["unmatched_incidents"],
+        "good_nodes_touched": row["good_nodes_touched"],
+        "ettr": 1.0 - (1.0 - row["ettr_true"]) / HASTE,
+        "ettr_off_by": row["ettr_booked"] - row["ettr_true"],
+        "watts": row["watts"][0],
+        "look_cpu_s": row["cpu_s"]["look"]["mean"] + row["other_threads_cpu_s"]["mean"],
+        "peak_bytes": row["peak_bytes"],
+        "database_rows_a_day": sum(row["rows"].values()) / length,
+        "samples_a_day": row["messages"]["samples"] * 86_400 / DAYS_TICK_S,
+    }
+
+
+def _times(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {"count": 0}
+    return {"count": len(values), "median": float(np.median(values)), "p95": float(np.quantile(values, 0.95))}
+
+
+_ADD_UP = (
+    "pages_a_day", "tickets_a_day", "watts", "look_cpu_s", "peak_bytes", "database_rows_a_day", "samples_a_day",
+)  # fmt: skip
+
+
+def _summed(made: dict[str, Any], size: int) -> dict[str, Any]:
+    """A fleet's line: its own run, or as many of the largest cluster as it has."""
+    of = str(size if size in DAYS else SHARD)
+    count = size // int(of)
+    row = made[of]
+    return {name: row[name] * count for name in _ADD_UP} | {
+        "clusters": count,
+        "found_median_s": row["found_s"].get("median"),
+        "resolved_median_s": row["resolved_s"].get("median"),
+        "released_median_s": row["released_s"].get("median"),
+        "ettr": row["ettr"],
+    }
+
+
+PARTS = {"cost": cost, "power": power, "days": days}
 
 
 def main() -> None:

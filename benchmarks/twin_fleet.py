@@ -110,10 +110,10 @@ class TwinJob:
 
 
 class TwinFleet:
-    """One shard: a cluster that one agent watches."""
+    """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published."""
 
-    def __init__(self, gpus: int, seed: int, start_s: float, cluster: str) -> None:
-        self.gpus, self.start_s, self.cluster = gpus, start_s, cluster
+    def __init__(self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0) -> None:
+        self.gpus, self.start_s, self.cluster, self.haste = gpus, start_s, cluster, haste
         self.rng = np.random.default_rng(seed)
         self.index = SeriesIndex(K.GPU, tuple(Subject(K.GPU, f"GPU-{cluster}-{g:07d}") for g in range(gpus)))
         self.nodes = [Subject(K.NODE, f"{cluster}-n{n:06d}") for n in range(gpus // PER_NODE)]
@@ -137,6 +137,8 @@ class TwinFleet:
         self.open: list[DrawnFault] = []
         self.out: dict[int, float] = {}
         """Node that was drained → when it is good again."""
+        self.touched: set[int] = set()
+        """Nodes that a drain, reset or reboot was done to."""
         self._seen = 0
         self._parsers: dict[int, KernelLogParser] = {}
 
@@ -191,7 +193,7 @@ class TwinFleet:
         """The faults of the last `past_s`."""
         fresh = []
         for model in MODELS:
-            for _ in range(self.rng.poisson(model.per_gpu_day * self.gpus * past_s / 86_400.0)):
+            for _ in range(self.rng.poisson(self.haste * model.per_gpu_day * self.gpus * past_s / 86_400.0)):
                 fresh.append(self.fault(model, now_s))
         return fresh
 
@@ -257,6 +259,8 @@ class TwinFleet:
                 self._end(fault, now_s)
 
     def _acted(self, node: int, kind: ActionKind, now_s: float, inventory: Inventory) -> None:
+        if kind in (ActionKind.DRAIN, ActionKind.REBOOT_NODE, ActionKind.RESET_GPU):
+            self.touched.add(node)
         if kind in (ActionKind.DRAIN, ActionKind.CORDON):
             inventory.describe(self.nodes[node], unschedulable="true")
         if kind is ActionKind.DRAIN:
@@ -331,6 +335,11 @@ class TwinFleet:
         stopped = [n for job in self.jobs if math.isnan(job.runs_s) for n in job.places]
         rows = (np.array(stopped, dtype=np.int64)[:, None] * PER_NODE + np.arange(PER_NODE)).ravel()
         return float(drawn.sum()), float(drawn[rows].sum())
+
+    def ettr(self, now_s: float) -> float:
+        """Share of wall time in steps that survived, over all places of jobs."""
+        places = np.array([len(job.places) for job in self.jobs])
+        return float(np.average([job.step * STEP_S for job in self.jobs], weights=places) / (now_s - self.start_s))
 
     def _idle_rows(self) -> Iterator[np.ndarray]:
         for nodes in (self.spares, [n for job in self.jobs if math.isnan(job.runs_s) for n in job.places]):

@@ -1,6 +1,6 @@
 """One shard of `benchmarks.twin`: the daemon itself over a synthetic cluster, in a process of its own.
 
-    python -m benchmarks.twin_shard GPUS SEED LOOKS TICK_S [--storm LOOK] [--power]
+    python -m benchmarks.twin_shard GPUS SEED LOOKS TICK_S [--storm LOOK] [--power] [--haste TIMES]
 
 Prints one JSON object. Nothing of the daemon is replaced but its source (`benchmarks.twin_fleet`) and the world
 that it acts on (`controllers.actuators.simulated`). A person approves every plan at the next look. Between two
@@ -34,6 +34,7 @@ from benchmarks.twin_fleet import DrawnFault, TwinCollector, TwinFleet  # noqa: 
 from nightshift.agent.app import App  # noqa: E402
 from nightshift.agent.approvals.policy import Person, Role  # noqa: E402
 from nightshift.agent.clock import SteppedClock  # noqa: E402
+from nightshift.agent.goodput import report  # noqa: E402
 from nightshift.agent.settings import Settings  # noqa: E402
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s  # noqa: E402
 from nightshift.agent.store.tables import metadata  # noqa: E402
@@ -75,7 +76,9 @@ class StageClock:
 class Shard:
     """The daemon and its cluster."""
 
-    def __init__(self, folder: Path, gpus: int, seed: int, tick_s: float, storm_s: float, power: bool) -> None:
+    def __init__(
+        self, folder: Path, gpus: int, seed: int, tick_s: float, storm_s: float, power: bool, haste: float
+    ) -> None:
         (folder / "logs").mkdir()
         self.clock, self.tick_s, self.folder = SteppedClock(START_S), tick_s, folder
         settings = Settings.model_validate(
@@ -91,7 +94,7 @@ class Shard:
             }
         )
         self.app = App(settings, clock=self.clock)
-        self.fleet = TwinFleet(gpus, seed, START_S, settings.cluster)
+        self.fleet = TwinFleet(gpus, seed, START_S, settings.cluster, haste)
         world = SimulatedCluster(folder / "world.sqlite")
         self.fleet.place(self.app.inventory, world)
         self.watts: list[tuple[float, float]] = []
@@ -148,6 +151,7 @@ class Shard:
                 t.name: connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one()
                 for t in metadata.sorted_tables
             }
+            booked = report.make(connection, START_S, self.clock.now_s())
         state = self.folder / "state"
         return {
             "first_look_s": self.stages.looks[0]["look"][0],
@@ -162,6 +166,9 @@ class Shard:
             "messages": {"samples": self.fleet.gpus * len(NAMES), "pages_scraped": len(self.fleet.nodes)},
             "faults": dict(Counter(fault.model.name for fault in self.fleet.faults)),
             "watts": np.array(self.watts).mean(axis=0).tolist(),
+            "ettr_booked": booked.ettr.value,
+            "ettr_true": self.fleet.ettr(self.clock.now_s()),
+            "good_nodes_touched": len(self.fleet.touched - {n for f in self.fleet.faults for n in f.nodes}),
             **self._judged(incidents),
         }
 
@@ -178,10 +185,15 @@ class Shard:
                 found_s.append(min(i.opened_s for i in mine) - fault.at_s)
                 ends = entered_s(min(mine, key=lambda i: i.opened_s).history, IncidentState.RESOLVED)
                 over_s += [ends[-1] - fault.at_s] if ends else []
+
+        def lanes(of: Sequence[Incident]) -> dict[str, int]:
+            return dict(Counter(str(widest(stored.finding for stored in i.findings)) for i in of))
+
         released = [f.released_s - f.at_s for f in self.fleet.faults if math.isfinite(f.released_s)]
         return {
             "incidents": len(incidents),
-            "lanes": dict(Counter(str(widest(stored.finding for stored in i.findings)) for i in incidents)),
+            "lanes": lanes(incidents),
+            "unmatched_lanes": lanes([i for i in incidents if i.id not in matched]),
             "plans": dict(Counter(str(i.action.kind) for i in incidents if i.action is not None)),
             "faults_found": dict(seen),
             "unmatched_incidents": len(incidents) - len(matched),
@@ -241,19 +253,20 @@ def main() -> None:
         parser.add_argument(name, type=kind)
     parser.add_argument("--storm", type=int, default=-1, help="the look at which a power domain fails")
     parser.add_argument("--power", action="store_true", help="with power control, in shadow")
+    parser.add_argument("--haste", type=float, default=1.0, help="faults come that many times as often")
     o = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with tempfile.TemporaryDirectory() as folder:
         storm_s = START_S + o.storm * o.tick_s if o.storm >= 0 else math.inf
         before, began_s = resident_bytes(), time.process_time()
-        shard = Shard(Path(folder), o.gpus, o.seed, o.tick_s, storm_s, o.power)
+        shard = Shard(Path(folder), o.gpus, o.seed, o.tick_s, storm_s, o.power, o.haste)
         told = {
             "gpus": o.gpus,
             "seed": o.seed,
             "looks": o.looks,
             "tick_s": o.tick_s,
             "power": o.power,
-            "speed": o.speed,
+            "haste": o.haste,
         }
         told |= {"before_bytes": before, "build_s": time.process_time() - began_s}
         try:
