@@ -77,7 +77,8 @@ def test_a_baseline_that_is_not_installed_or_computes_something_else_is_told_wit
 def test_a_baseline_that_is_only_slow_is_told_and_is_not_missing(racing: Judge) -> None:
     solo = racing.solo(_problem(fast=lambda x: torch.softmax(x, -1), slow=_slow), CASE)
     told = {entry.baseline: entry.missing for entry in solo.left_out("a case")}
-    assert told == {"slow": False}
+    assert "slow" in told
+    assert not any(told.values())  # on a busy machine eager may be slow, too
 
 
 def _decided(left_out: tuple[LeftOut, ...], promote: bool) -> tuple[Reason, str]:
