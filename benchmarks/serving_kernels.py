@@ -31,9 +31,12 @@ from typing import Any
 
 from benchmarks import serving_rows
 
-ORDER = ("norm", "decode", "softmax", "delta", "latent_decode", "prefill", "mamba", "latent_prefill")
+ORDER = (
+    "norm", "decode", "softmax", "experts", "delta", "latent_decode", "prefill", "topk", "sample", "rotary", "silu",
+    "mamba", "embedding", "latent_prefill",
+)  # fmt: skip
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
-COMPILED = ("norm", "softmax", "mamba")
+COMPILED = ("norm", "softmax", "mamba", "rotary", "silu", "embedding", "topk")
 """Kinds with a reference that torch.compile compiles as one graph. Others synchronise in every token."""
 CONFIGURATIONS = 6
 ROWS = (64, 16)

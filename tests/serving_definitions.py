@@ -221,3 +221,206 @@ def plain_norm(width: int, epsilon: str = "1e-6") -> dict[str, Any]:
         "inputs": inputs,
         "reference": reference.replace("1e-5", epsilon),
     }
+
+
+def _form(text: str) -> dict[str, Any]:
+    """ "bfloat16 rows width" is a tensor's dtype and axes; "float32" a number's."""
+    dtype, *axes = text.split()
+    return {"shape": axes or None, "dtype": dtype}
+
+
+def _definition(
+    name: str,
+    kind: str,
+    sizes: dict[str, int | None],
+    inputs: dict[str, str],
+    outputs: dict[str, str],
+    reference: str,
+) -> dict[str, Any]:
+    """sizes: None of an axis that varies."""
+    axes = {
+        key: {"type": "var"} if size is None else {"type": "const", "value": size} for key, size in sizes.items()
+    }
+    forms = [{key: _form(text) for key, text in part.items()} for part in (inputs, outputs)]
+    made = {"name": name, "op_type": kind, "axes": axes, "inputs": forms[0], "outputs": forms[1]}
+    return {**made, "reference": reference}
+
+
+SPARSE = """
+import math
+import torch
+
+
+def run(q_nope, q_pe, ckv_cache, kpe_cache, sparse_indices, sm_scale):
+    output = torch.zeros(q_nope.shape, dtype=torch.bfloat16, device=q_nope.device)
+    lse = torch.full(q_nope.shape[:2], -float("inf"), dtype=torch.float32, device=q_nope.device)
+    keys, narrow = ckv_cache.to(torch.float32).flatten(0, 1), kpe_cache.to(torch.float32).flatten(0, 1)
+    for t in range(len(q_nope)):
+        places = sparse_indices[t][sparse_indices[t] >= 0].long()
+        if len(places):
+            k, pe = keys[places], narrow[places]
+            logits = (q_nope[t].to(torch.float32) @ k.T + q_pe[t].to(torch.float32) @ pe.T) * sm_scale
+            lse[t] = torch.logsumexp(logits, dim=-1) / math.log(2.0)
+            output[t] = (torch.softmax(logits, dim=-1) @ k).to(torch.bfloat16)
+    return output, lse
+"""
+
+
+def sparse() -> dict[str, Any]:
+    sizes = {"num_qo_heads": 4, "head_dim_ckv": 32, "head_dim_kpe": 16, "page_size": 4, "topk": 24}
+    inputs = {
+        "q_nope": "bfloat16 num_tokens num_qo_heads head_dim_ckv",
+        "q_pe": "bfloat16 num_tokens num_qo_heads head_dim_kpe",
+        "ckv_cache": "bfloat16 num_pages page_size head_dim_ckv",
+        "kpe_cache": "bfloat16 num_pages page_size head_dim_kpe",
+        "sparse_indices": "int32 num_tokens topk",
+        "sm_scale": "float32",
+    }
+    outputs = {"output": inputs["q_nope"], "lse": "float32 num_tokens num_qo_heads"}
+    return _definition(
+        "sparse", "dsa_paged", {"num_tokens": None, "num_pages": None, **sizes}, inputs, outputs, SPARSE
+    )
+
+
+DELTA = """
+import torch
+
+
+def run(q, k, v, initial_state, g, beta, cu_seqlens, scale):
+    heads = v.shape[1]
+    q, k = (x.float().repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k))
+    output, final = torch.zeros_like(v), torch.zeros_like(initial_state)
+    for n in range(len(cu_seqlens) - 1):
+        first, last = int(cu_seqlens[n]), int(cu_seqlens[n + 1])
+        state = initial_state[n].float()
+        for t in range(first, last):
+            state = state * g[t][:, None, None]
+            old = torch.einsum("hkv,hk->hv", state, k[t])
+            state = state + torch.einsum("hv,hk->hkv", beta[t][:, None] * (v[t].float() - old), k[t])
+            output[t] = (scale * torch.einsum("hkv,hk->hv", state, q[t])).to(v.dtype)
+        final[n] = state if last > first else 0.0
+    return output, final
+"""
+
+
+def delta() -> dict[str, Any]:
+    """A gated delta rule with the gates given and a state whose values come last."""
+    sizes = {"num_q_heads": 2, "num_k_heads": 2, "num_v_heads": 4, "head_size": 16}
+    state = "float32 num_seqs num_v_heads head_size head_size"
+    inputs = {
+        "q": "bfloat16 total_seq_len num_q_heads head_size",
+        "k": "bfloat16 total_seq_len num_k_heads head_size",
+        "v": "bfloat16 total_seq_len num_v_heads head_size",
+        "initial_state": state,
+        "g": "float32 total_seq_len num_v_heads",
+        "beta": "float32 total_seq_len num_v_heads",
+        "cu_seqlens": "int64 len_cu_seqlens",
+        "scale": "float32",
+    }
+    varies = {"total_seq_len": None, "num_seqs": None, "len_cu_seqlens": None}
+    outputs = {"output": inputs["v"], "final_state": state}
+    return _definition("delta", "gdn", {**varies, **sizes}, inputs, outputs, DELTA)
+
+
+EXPERTS = """
+import torch
+
+
+def run(
+    routing_logits, routing_bias, hidden_states, hidden_states_scale, gemm1_weights, gemm1_weights_scale,
+    gemm2_weights, gemm2_weights_scale, local_expert_offset, routed_scaling_factor,
+):
+    TOP_K = 2
+    N_GROUP = 4
+    TOPK_GROUP = 2
+    tokens, experts = routing_logits.shape
+    local, inner = len(gemm1_weights), gemm2_weights.shape[2]
+    x = hidden_states.float() * hidden_states_scale.float().T.repeat_interleave(128, dim=1)
+    w1, w2 = (
+        w.float() * s.float().repeat_interleave(128, dim=1).repeat_interleave(128, dim=2)
+        for w, s in ((gemm1_weights, gemm1_weights_scale), (gemm2_weights, gemm2_weights_scale))
+    )
+    share = torch.sigmoid(routing_logits.float())
+    score = share + routing_bias.float()
+    grouped = score.view(tokens, N_GROUP, -1)
+    groups = grouped.topk(2, dim=2).values.sum(dim=2).topk(TOPK_GROUP, dim=1).indices
+    kept = torch.zeros_like(grouped[:, :, 0], dtype=torch.bool).scatter_(1, groups, True)
+    score = torch.where(kept[:, :, None], grouped, -1e30).view(tokens, experts)
+    chosen = score.topk(TOP_K, dim=1).indices
+    weights = share.gather(1, chosen)
+    weights = weights / weights.sum(dim=1, keepdim=True) * routed_scaling_factor
+    output = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
+    for e in range(local):
+        row, rank = (chosen == e + local_expert_offset).nonzero(as_tuple=True)
+        both = x[row] @ w1[e].T
+        made = torch.nn.functional.silu(both[:, inner:]) * both[:, :inner]
+        output.index_add_(0, row, (made @ w2[e].T) * weights[row, rank][:, None])
+    return output.to(torch.bfloat16)
+"""
+
+
+def experts() -> dict[str, Any]:
+    """FP8 with scales of blocks, as DeepSeek-V3 has them; half of the experts are on another rank."""
+    sizes = {
+        "num_experts": 16, "num_local_experts": 8, "hidden_size": 256, "intermediate_size": 128, "both": 256,
+        "hidden_blocks": 2, "inner_blocks": 1, "both_blocks": 2,
+    }  # fmt: skip
+    inputs = {
+        "routing_logits": "float32 seq_len num_experts",
+        "routing_bias": "bfloat16 num_experts",
+        "hidden_states": "float8_e4m3fn seq_len hidden_size",
+        "hidden_states_scale": "float32 hidden_blocks seq_len",
+        "gemm1_weights": "float8_e4m3fn num_local_experts both hidden_size",
+        "gemm1_weights_scale": "float32 num_local_experts both_blocks hidden_blocks",
+        "gemm2_weights": "float8_e4m3fn num_local_experts hidden_size intermediate_size",
+        "gemm2_weights_scale": "float32 num_local_experts hidden_blocks inner_blocks",
+        "local_expert_offset": "int32",
+        "routed_scaling_factor": "float32",
+    }
+    outputs = {"output": "bfloat16 seq_len hidden_size"}
+    return _definition("experts", "moe", {"seq_len": None, **sizes}, inputs, outputs, EXPERTS)
+
+
+ROTARY = """
+import torch
+
+
+def run(q, k, cos_sin_cache, positions, is_neox=True):
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    made = []
+    for x in (q, k):
+        turned, rest = x.float()[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+        one, other = turned.chunk(2, dim=-1) if is_neox else (turned[..., ::2], turned[..., 1::2])
+        pair = one * cos - other * sin, other * cos + one * sin
+        both = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
+        made.append(torch.cat((both.to(x.dtype), rest), dim=-1))
+    return tuple(made)
+"""
+
+
+def rotary() -> dict[str, Any]:
+    inputs = {
+        "q": "bfloat16 num_tokens num_qo_heads head_size",
+        "k": "bfloat16 num_tokens num_kv_heads head_size",
+        "cos_sin_cache": "float32 max_seq_len rotary_dim",
+        "positions": "int64 num_tokens",
+        "is_neox": "bool",
+    }
+    sizes = {"num_tokens": None, "num_qo_heads": None, "num_kv_heads": None, "max_seq_len": None}
+    outputs = {"q_out": inputs["q"], "k_out": inputs["k"]}
+    return _definition("rotary", "rope", {**sizes, "head_size": 32, "rotary_dim": 16}, inputs, outputs, ROTARY)
+
+
+def silu() -> dict[str, Any]:
+    form = "bfloat16 batch_size hidden_size"
+    reference = "def run(input):\n    x = input.float()\n    return (x / (1.0 + (-x).exp())).to(input.dtype)\n"
+    sizes = {"batch_size": None, "hidden_size": 96}
+    return _definition("silu", "silu", sizes, {"input": form}, {"output": form}, reference)
+
+
+def embedding() -> dict[str, Any]:
+    inputs = {"input_ids": "int64 batch_size", "weight": "bfloat16 vocab_size embedding_dim"}
+    sizes = {"batch_size": None, "vocab_size": 50, "embedding_dim": 48}
+    outputs = {"output": "bfloat16 batch_size embedding_dim"}
+    reference = "def run(input_ids, weight):\n    return weight[input_ids]\n"
+    return _definition("embedding", "embedding", sizes, inputs, outputs, reference)

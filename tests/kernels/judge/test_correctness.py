@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nightshift.kernels.draw import Draw
 from nightshift.kernels.judge.probes.correctness import (
     Expected,
     ProbeFinding,
@@ -508,3 +509,33 @@ def test_a_sum_of_equal_terms_may_err_by_its_order_and_by_nothing_else(terms: in
     assert compare(right, (dx, dw.bfloat16().float())).reason is not None
     assert compare(right, (dx * (1 + 2e-6), dw)).reason is not None
     assert _asked(problem, case.with_(layout="padded"), "normal")[1].terms == (1, 1)
+
+
+def _narrow(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (lambda x: _narrow(F.silu(x.float())), None),
+        (lambda x: _narrow(F.silu(x.to(torch.float16))), None),
+        (lambda x: _narrow(F.silu(x.to(torch.bfloat16)).float()), Reason.rmse),
+        (lambda x: _narrow(F.silu(x.float()) * 1.03), Reason.rmse),
+        (lambda x: _narrow(F.silu(x.float()) * 1.3), Reason.max_ulp),
+        (lambda x: _narrow(F.relu(x.float())), Reason.max_ulp),
+        (lambda x: _narrow(torch.where(x.float() > 3, math.nan, F.silu(x.float()))), Reason.max_ulp),
+        (lambda x: F.silu(x.to(torch.bfloat16)), Reason.wrong_dtype),
+    ],
+)
+def test_eight_bits_are_a_step_off_at_most_and_few_of_them(kernel: Kernel, reason: Reason | None) -> None:
+    def silu(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float16
+        return _narrow(F.silu(x.to(wide)))
+
+    def inputs(case: Case, draw: Draw) -> Inputs:
+        return (_narrow(2.0 * draw.values((case["rows"], 512), torch.float32)),)
+
+    problem = replace(named("gelu"), reference=silu, make_inputs=inputs, oracle=lambda x: silu(x.double()))
+    finding = _judge(problem, Case.of("bfloat16", rows=64, n=512), kernel)
+    assert finding.reason == reason, finding.detail

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +19,19 @@ from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.ops.serving.kernels import KERNELS, family_of
 from nightshift.kernels.suites.definitions import definition_of
 from nightshift.kernels.suites.serving import problem_of
-from tests.serving_definitions import decode, norm, put, topk
+from tests.serving_definitions import (
+    decode,
+    delta,
+    embedding,
+    experts,
+    norm,
+    put,
+    rotary,
+    sample,
+    silu,
+    sparse,
+    topk,
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +40,15 @@ def court() -> Iterator[Judge]:
         yield judge
 
 
+EACH = (decode, norm, topk, sample, sparse, delta, experts, rotary, silu, embedding)
+
+
 def test_a_definition_has_the_kernel_of_its_inputs(tmp_path: Path) -> None:
     names = {}
-    for record in (decode(), norm(), topk()):
+    for record in (make() for make in EACH):
         family = family_of(definition_of(put(tmp_path, record)))
         names[record["name"]] = family.kernel.name if family is not None else None
-    assert names == {"decode": "decode", "norm": "norm", "topk": None}
+    assert names == {make.__name__: make.__name__ for make in EACH} | {"sparse": "latent_decode"}
 
 
 def test_another_dtype_has_no_kernel(tmp_path: Path) -> None:
@@ -40,7 +58,7 @@ def test_another_dtype_has_no_kernel(tmp_path: Path) -> None:
 
 
 def test_every_configuration_is_a_candidate(tmp_path: Path) -> None:
-    for record in (decode(), norm()):
+    for record in (make() for make in EACH):
         definition = definition_of(put(tmp_path, record))
         family, problem = family_of(definition), problem_of(definition)
         assert family is not None
@@ -52,7 +70,14 @@ def test_kernels_have_names_of_their_own() -> None:
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
 
 
-def judged(court: Judge, folder: Path, record: dict[str, Any], config: dict[str, int], change: str = "") -> Status:
+def judged(
+    court: Judge,
+    folder: Path,
+    record: dict[str, Any],
+    config: dict[str, int],
+    change: str = "",
+    size: int = 1 << 15,
+) -> Status:
     definition = definition_of(put(folder, record))
     family, problem = family_of(definition), problem_of(definition)
     assert family is not None
@@ -77,3 +102,12 @@ def test_a_decode_is_right_on_the_interpreter(court: Judge, tmp_path: Path) -> N
     assert judged(court, tmp_path, decode(), config) is Status.correct
     lost = "weight = tl.exp2(logarithm - low) -> weight = tl.exp2(logarithm * 0)"
     assert judged(court, tmp_path, decode(), config, lost) is Status.wrong
+
+
+@pytest.mark.full
+def test_kernels_are_right_on_the_interpreter_and_their_mutants_are_not() -> None:
+    command = [sys.executable, "-m", "tests.kernels.ops.serving_interpreter"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    found = json.loads(done.stdout)
+    assert {name: told for name, (told, _) in found.items() if told} == {}
+    assert [name for name, (_, told) in found.items() if not told] == []

@@ -46,6 +46,12 @@ CANCELLING_ULP = 16.0
 # order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham
 # 1993, SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact.
 EQUAL_TERMS = (torch.float32, torch.float64)
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""Dtypes in which an element is a step or none away from the truth: an RMS in steps of a sixteenth says little, and
+half of one as a floor would pass a scale that is off by a tenth."""
+# Share of elements that may be a step off beside thrice eager's own, and how many in any case: values at the middle
+# between two steps, which another rounding in between moves.
+STEP_SHARE, STEP_COUNT = 0.01, 3
 # Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only.
 SHORT_ROW = 8
 # Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck.
@@ -150,6 +156,8 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return same_bits(got, eager, expected.signed_zero and not expected.bits)
     if not got.is_floating_point():
         return _integers(got, truth, expected.allowances[i])
+    if got.dtype in EIGHT_BITS:
+        return _stepwise(got, truth, eager, expected.allowances[i])
     wrong, unplaced = _placement(got, (truth, eager, *expected.written_out[i : i + 1]))
     if wrong:
         return ProbeFinding(Reason.nan_placement, wrong)
@@ -253,6 +261,36 @@ def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: ErrorAllowance) -
             Reason.not_exact, f"off by {worst:.4g} at {at}, allowed {allowed.rmse:.4g}", element_ratio=ratio
         )
     return ProbeFinding(None, "", element_ratio=ratio)
+
+
+def steps_apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How many steps lie between the elements of two tensors of one dtype of `EIGHT_BITS`; 255 where one is NaN."""
+
+    def place(x: torch.Tensor) -> torch.Tensor:
+        bits = x.view(torch.int8).to(torch.int16)
+        size = bits & 0x7F
+        return torch.where(bits < 0, -size, size)
+
+    nan = [torch.isnan(x.to(torch.float32)) for x in (one, other)]
+    apart = torch.where(nan[0] != nan[1], 255, (place(one) - place(other)).abs())
+    return torch.where(nan[0] & nan[1], 0, apart)
+
+
+def _stepwise(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allowed: ErrorAllowance) -> ProbeFinding:
+    """No element more than a step off, or further than eager; and about as many off as of eager's."""
+    truth = truth.to(got.dtype)
+    apart, own = steps_apart(got, truth), steps_apart(eager, truth)
+    far = torch.minimum(apart, steps_apart(got, eager)) > 1
+    if bool(far.any()):
+        at = _first(far)
+        return ProbeFinding(
+            Reason.max_ulp, f"{_values(at, got.float(), truth.float())}: {int(apart[at])} steps off"
+        )
+    off, count = int((apart > 0).sum()), got.numel()
+    limit = STEP_COUNT + count * (STEP_SHARE + 3.0 * max(allowed.rmse, float((own > 0).double().mean())))
+    if off > limit:
+        return ProbeFinding(Reason.rmse, f"{off} of {count} elements are a step off, at most {limit:.0f}")
+    return ProbeFinding(None, "", rmse_ratio=off / limit)
 
 
 def _luck(count: int) -> float:

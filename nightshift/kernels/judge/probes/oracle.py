@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from nightshift.kernels.draw import Draw, mix
-from nightshift.kernels.judge.probes.correctness import MIXED_ROW, ErrorAllowance, Expected, repeats_agree
+from nightshift.kernels.judge.probes.correctness import (
+    EIGHT_BITS,
+    MIXED_ROW,
+    ErrorAllowance,
+    Expected,
+    repeats_agree,
+    steps_apart,
+)
 from nightshift.kernels.judge.probes.errors import errors_of, positive, rows_of
 from nightshift.kernels.judge.probes.exact import WrittenOut, doubt
 from nightshift.kernels.judge.probes.inputs import Probe
@@ -70,7 +77,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         elif not rule.outputs:
             return replace(found, exact=True, signed_zero=False)  # a sum of 0 has either sign by its order
     draws = [(eager, truth), *_further_draws(problem, probe, seed, inputs, truth)]
-    finite = all(bool(torch.isfinite(x).all()) for x in (*truth, *eager))
+    finite = all(bool(torch.isfinite(x.double()).all()) for x in (*truth, *eager))
     return replace(
         found,
         allowances=tuple(_allowance_of([(e[i], t[i]) for e, t in draws]) for i in range(len(eager))),
@@ -113,6 +120,11 @@ def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
 def _allowance_of(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ErrorAllowance:
     """Of one output, from (eager, truth) pairs. Of rounded integers against an unrounded oracle it is eager's
     largest distance, and a hair for another rounding."""
+    if draws[0][0].dtype in EIGHT_BITS:  # the share of elements that are not the nearest one
+        share = max(
+            float((steps_apart(e, t.to(e.dtype)) > 0).double().mean()) if e.numel() else 0.0 for e, t in draws
+        )
+        return ErrorAllowance(share, share, share, share, share)
     if draws[0][0].is_floating_point():
         return allowance(draws)
     worst = max(float((e.double() - t.double()).abs().max()) if e.numel() else 0.0 for e, t in draws)

@@ -1,1 +1,1 @@
-"""Operations of inference: norms, attention over paged and ragged caches, recurrent states; one kernel a kind."""
+"""Operations of inference: rows, attention over caches, recurrent states, experts, choices; one kernel a kind."""

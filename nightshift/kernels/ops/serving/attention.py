@@ -5,6 +5,8 @@ by their maxima (Flash-Decoding). Nothing is read on the host, so that a CUDA gr
 of the batch, and a program finds its sequence's length on the device. Queries of many tokens come in tiles of
 `tokens`; a tile finds its sequence by walking the offsets. Heads that share their keys lie in one tile.
 
+Sparse attention reads the places that an indexer chose for each query, which may be fewer than there is room for.
+
 MLA (multi-head latent attention) is the same with one head of keys that is also its values, and a second, short
 part of queries and keys.
 """
@@ -22,14 +24,18 @@ def decode(
     q, q_pe, keys, keys_pe, values, offsets, pages, last, out, lse, part, part_lse, scale,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, D: tl.constexpr,
     PE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LAST: tl.constexpr,
-    STAGES: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr, DOT: tl.constexpr, CHOSEN: tl.constexpr,
 ):
     batch = tl.program_id(0)
     kv = tl.program_id(1)
     split = tl.program_id(2)
-    start = tl.load(offsets + batch)
-    stop = tl.load(offsets + batch + 1)
-    length = (stop - start) * PAGE
+    if CHOSEN > 0:  # places of single tokens, as many for each query; -1 is none
+        start = batch.to(tl.int64) * CHOSEN
+        length = CHOSEN
+    else:
+        start = tl.load(offsets + batch)
+        stop = tl.load(offsets + batch + 1)
+        length = (stop - start) * PAGE
     if LAST:
         length = tl.where(stop > start, length - PAGE + tl.load(last + batch, mask=stop > start, other=0), 0)
     each = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
@@ -50,6 +56,9 @@ def decode(
         at = token + tl.arange(0, BLOCK)
         known = at < high
         page = tl.load(pages + start + at // PAGE, mask=known, other=0).to(tl.int64)
+        if CHOSEN > 0:
+            known = known & (page >= 0)
+            page = tl.maximum(page, 0)
         row = (page * PAGE + at % PAGE) * KV + kv
         key = tl.load(keys + row[:, None] * D + column[None, :], mask=known[:, None], other=0.0)
         logits = tl.dot(query.to(DOT), tl.trans(key).to(DOT))
@@ -58,8 +67,9 @@ def decode(
             logits += tl.dot(query_pe.to(DOT), tl.trans(key_pe).to(DOT))
         logits = tl.where(known[None, :], logits * (scale * 1.4426950408889634), -float("inf"))
         higher = tl.maximum(most, tl.max(logits, 1))
-        weight = tl.exp2(logits - higher[:, None])
-        fade = tl.exp2(most - higher)
+        level = tl.where(higher > -float("inf"), higher, 0.0)
+        weight = tl.exp2(logits - level[:, None])
+        fade = tl.exp2(most - level)
         total = total * fade + tl.sum(weight, 1)
         if PE > 0:
             value = key
@@ -106,9 +116,10 @@ def entry($arguments):
     part_lse = torch.empty((batch * $heads * $splits,), dtype=torch.float32, device=q.device)
     if batch:
         decode[(batch, $kv, $splits)](
-            q, $q_pe, $keys, $keys_pe, $values, kv_indptr, kv_indices, $last, out, lse, part, part_lse, sm_scale,
+            q, $q_pe, $keys, $keys_pe, $values, $offsets, $pages, $last, out, lse, part, part_lse, sm_scale,
             HEADS=$heads, KV=$kv, GROUP=$group, LINES=$lines, D=$width, PE=$narrow, PAGE=$page, BLOCK=$block,
-            SPLITS=$splits, LAST=$counted, STAGES=$stages, DOT=$dot, num_warps=$warps,
+            SPLITS=$splits, LAST=$counted, STAGES=$stages, DOT=$dot, CHOSEN=$chosen,
+            num_warps=$warps,
         )
         if $splits > 1:
             join[(batch * $heads,)](part, part_lse, out, lse, D=$width, SPLITS=$splits, WIDE=$wide, num_warps=4)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from nightshift.kernels.generate.base import Config, Value
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
-from nightshift.kernels.ops.serving import attention, rows, states
+from nightshift.kernels.ops.serving import attention, choice, experts, rows, states
 from nightshift.kernels.problem import Case
 
 
@@ -72,6 +72,10 @@ class ServingFamily:
             group = int(values["group"])
             values["tokens"] = max(1, int(values["tokens"]) // group)
             values["lines"] = max(16, 1 << (int(values["tokens"]) * group - 1).bit_length())
+        if "kept" in values:  # a part is no wider than the row, and no narrower than what it keeps
+            block = max(int(values["kept"]), min(int(values["block"]), _power(int(values["width"]))))
+            parts = -(-int(values["width"]) // block)
+            values |= {"block": block, "parts": parts, "wide": _power(parts * int(values["kept"]))}
         if "rows" in values and "width" in values:
             values["rows"] = min(int(values["rows"]), int(values["width"]))
         return render(problem, self.kernel.body, values, layouts="contiguous")
@@ -111,7 +115,7 @@ def _cache(definition: Described) -> dict[str, Value] | None:
         keys, values = ("k_cache", "v_cache") if paged else ("k", "v")
         kv = kv or heads
         names = {"q_pe": "q", "keys": keys, "keys_pe": keys, "values": values}
-    if not width or "kv_indptr" not in inputs:
+    if not width or not {"kv_indptr", "sparse_indices"} & set(inputs):
         return None
     counted = "kv_last_page_len" in inputs
     group = heads // kv
@@ -133,11 +137,16 @@ def _cache(definition: Described) -> dict[str, Value] | None:
 
 def _decode(definition: Described) -> dict[str, Value] | None:
     found = _cache(definition)
-    if found is None or "qo_indptr" in definition.inputs or "kv_indices" not in definition.inputs:
+    if found is None or _power(int(found["width"])) != found["width"]:
         return None
-    if _power(int(found["width"])) != found["width"]:
+    if "sparse_indices" in definition.inputs:
+        return {
+            **found, "page": 1, "offsets": "sparse_indices", "pages": "sparse_indices", "last": "sparse_indices",
+            "chosen": _size(definition, "topk"),
+        }  # fmt: skip
+    if "qo_indptr" in definition.inputs or "kv_indices" not in definition.inputs:
         return None
-    return found
+    return {**found, "offsets": "kv_indptr", "pages": "kv_indices", "chosen": 0}
 
 
 def _prefill(definition: Described) -> dict[str, Value] | None:
@@ -180,6 +189,67 @@ def _norm(definition: Described) -> dict[str, Value] | None:
         "epsilon": epsilon.group(1),
         "add": str(add),
         "residual": "residual" if add else "x",
+        "one": "1.0" if re.search(r"1\.0 \+ weight", definition.reference) else "0.0",
+    }
+
+
+_FLOATS = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+
+
+def _silu(definition: Described) -> dict[str, Value] | None:
+    if definition.kind != "silu" or list(definition.inputs) != ["input"]:
+        return None
+    return {} if definition.inputs["input"].dtype in _FLOATS else None
+
+
+def _embedding(definition: Described) -> dict[str, Value] | None:
+    if set(definition.inputs) != {"input_ids", "weight"} or definition.inputs["weight"].dtype not in _FLOATS:
+        return None
+    return {"width": _size(definition, "embedding_dim")}
+
+
+def _rotary(definition: Described) -> dict[str, Value] | None:
+    names, width = set(definition.inputs), _size(definition, "head_dim", "head_size")
+    turned = _size(definition, "rotary_dim") or width
+    cache = "cos_sin_cache" in names
+    if definition.kind != "rope" or definition.inputs["q"].dtype not in _FLOATS or not width:
+        return None
+    if names - {"is_neox"} != {"q", "k", *(("cos_sin_cache", "positions") if cache else ("cos", "sin"))}:
+        return None
+    return {
+        "width": width,
+        "turned": turned,
+        "half": _power(turned // 2),
+        "rest": _power(max(1, width - turned)),
+        "pairs": "not is_neox" if "is_neox" in names else "False",
+        "cache": str(cache),
+        "cos": "cos_sin_cache" if cache else "cos",
+        "sin": "cos_sin_cache" if cache else "sin",
+        "positions": "positions" if cache else "q",
+        "steps": 1 if cache else "q.shape[2]",
+    }
+
+
+def _topk(definition: Described) -> dict[str, Value] | None:
+    width, count = _size(definition, "dim", "vocab_size"), _size(definition, "k")
+    if set(definition.outputs) != {"values", "indices"} or definition.inputs["input"].dtype != "float32":
+        return None
+    return {"width": width, "count": count, "kept": _power(count)}
+
+
+def _sampling(definition: Described) -> dict[str, Value] | None:
+    names = set(definition.inputs)
+    if "probs" not in names or definition.inputs["probs"].dtype != "float32":
+        return None
+    if not names <= {"probs", "top_k", "top_p", "num_samples"}:
+        return None
+    column = "num_samples" in names  # of which a definition has one
+    return {
+        "width": _size(definition, "vocab_size"),
+        "shape": "(rows, 1)" if column else "(rows,)",
+        **{name: name if name in names else "probs" for name in ("top_k", "top_p")},
+        "has_k": str("top_k" in names),
+        "has_p": str("top_p" in names),
     }
 
 
@@ -190,15 +260,21 @@ def _softmax(definition: Described) -> dict[str, Value] | None:
     return {"width": width}
 
 
+_STATES = ("state", "initial_state")
+_GATES = (["A_log", "a", "dt_bias", "b"], ["g", "beta"])
+"""A gated delta rule's gates: to be computed, or given."""
+
+
 def _delta(definition: Described) -> dict[str, Value] | None:
-    names = list(definition.inputs)
-    ragged = names == ["q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "cu_seqlens", "scale"]
-    if definition.kind != "gdn" or list(definition.outputs) != ["output", "new_state"]:
+    names = set(definition.inputs)
+    gates = next((gates for gates in _GATES if names >= set(gates)), None)
+    state = next((name for name in _STATES if name in names), None)
+    if definition.kind != "gdn" or gates is None or state is None or len(definition.outputs) != 2:
         return None
-    if not ragged and names != ["q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "scale"]:
+    if not names <= {"q", "k", "v", state, *gates, "cu_seqlens", "scale"}:
         return None
-    if "k_last" not in definition.name:
-        return None
+    ragged, last = "cu_seqlens" in names, re.search(r"[kv]-last", definition.reference)
+    keys_last = last is not None and last.group() == "k-last"
     return {
         "heads": _size(definition, "num_v_heads"),
         "keys": _size(definition, "num_k_heads"),
@@ -206,7 +282,74 @@ def _delta(definition: Described) -> dict[str, Value] | None:
         "ragged": str(ragged),
         "count": "len(cu_seqlens) - 1" if ragged else "len(q)",
         "offsets": "cu_seqlens" if ragged else "q",
-        "steps": 0 if ragged else 1,
+        "steps": "0" if ragged else "q.shape[1]",
+        "state": state,
+        "gates": ", ".join(gates) if len(gates) == 4 else f"q, {gates[0]}, q, {gates[1]}",
+        "given": str(len(gates) == 2),
+        "values_last": str(not keys_last),
+    }
+
+
+def _constant(definition: Described, name: str, otherwise: int) -> int:
+    """A number that the reference alone has: `TOP_K = 8`."""
+    found = re.search(rf"^\s*{name} = (\d+)\b", definition.reference, re.MULTILINE)
+    return int(found.group(1)) if found else otherwise
+
+
+_BLOCK = 128
+_SCALED = ("hidden_states_scale", "gemm1_weights_scale", "gemm2_weights_scale")
+
+
+def _experts(definition: Described) -> dict[str, Value] | None:
+    """bfloat16 with experts that are given, or FP8 with a scale for each block of 128, in both operands."""
+    inputs, names = definition.inputs, set(definition.inputs)
+    width, inner = _size(definition, "hidden_size"), _size(definition, "intermediate_size")
+    given, scaled = "topk_ids" in names, set(_SCALED) <= names
+    first, second = ("gemm1_weights", "gemm2_weights") if scaled else ("w1", "w2")
+    if definition.kind != "moe" or not {first, second, "hidden_states"} <= names or not (given or scaled):
+        return None
+    forms = [inputs[name].dtype for name in ("hidden_states", first, second)]
+    if forms != ["float8_e4m3fn" if scaled else "bfloat16"] * 3 or width % _BLOCK or inner % _BLOCK:
+        return None
+    if scaled and len(inputs["hidden_states_scale"].shape or ()) != 2:
+        return None
+    if not given and not {"routing_logits"} <= names:
+        return None
+    local = _size(definition, "num_local_experts", "num_experts")
+    number, k = (
+        _size(definition, "num_experts") or local,
+        _size(definition, "top_k") or _constant(definition, "TOP_K", 0),
+    )
+    biased = "routing_bias" in names
+    scales = _SCALED if scaled else ("hidden_states",) * 3
+    return {
+        "width": width,
+        "inner": inner,
+        "experts": number,
+        "wide": _power(number),
+        "local": local,
+        "wide_local": _power(local),
+        "k": k,
+        "ranks": _power(k),
+        "groups": _constant(definition, "N_GROUP", 1) if biased else 1,
+        "kept_groups": _constant(definition, "TOPK_GROUP", 1) if biased else 1,
+        "biased": str(biased),
+        "given": str(given),
+        "scaled": str(scaled),
+        "first": first,
+        "second": second,
+        "x_scale": scales[0],
+        "first_scale": scales[1],
+        "second_scale": scales[2],
+        "logits": "hidden_states" if given else "routing_logits",
+        "bias": "routing_bias" if biased else "hidden_states",
+        "ids": "topk_ids" if given else "hidden_states",
+        "weights": "topk_weights" if given else "hidden_states",
+        "offset": "local_expert_offset" if "local_expert_offset" in names else "0",
+        "factor": "routed_scaling_factor" if biased and "routed_scaling_factor" in names else "1.0",
+        "between": "torch.bfloat16 if x.is_cuda else torch.float32",
+        "dot": f"{'tl.float8e4nv' if scaled else 'tl.bfloat16'} if x.is_cuda else tl.float32",
+        "dot_down": "tl.bfloat16 if x.is_cuda else tl.float32",
     }
 
 
@@ -256,6 +399,19 @@ KERNELS: tuple[ServingKernel, ...] = (
         _MLA_PREFILL,
         _latent(_prefill, True),
         {"tokens": (16, 64), "block": (32, 16), "stages": (1, 2), "warps": (4, 8)},
+    ),
+    ServingKernel("silu", rows.SILU, _silu, {"block": (2048, 1024, 4096, 8192), "warps": (4, 8)}),
+    ServingKernel(
+        "embedding", rows.EMBEDDING, _embedding, {"block": (1024, 512, 2048), "rows": (1, 2, 4), "warps": (4, 2, 8)}
+    ),
+    ServingKernel("rotary", rows.ROTARY, _rotary, {"rows": (8, 4, 16, 32), "warps": (4, 2, 8)}),
+    ServingKernel("topk", choice.TOPK, _topk, {"block": (2048, 1024, 4096, 8192), "warps": (8, 4, 16)}),
+    ServingKernel("sample", choice.SAMPLE, _sampling, {"block": (8192, 4096, 16384), "warps": (16, 8, 32)}),
+    ServingKernel(
+        "experts",
+        experts.EXPERTS,
+        _experts,
+        {"lines": (64, 32, 128), "columns": (128, 64), "depth": (128, 64), "stages": (3, 2, 4), "warps": (8, 4)},
     ),
     ServingKernel("delta", states.DELTA, _delta, {"rows": (16, 8, 32, 64), "warps": (4, 2, 8, 1)}),
     ServingKernel("mamba", states.MAMBA, _mamba, {"rows": (16, 32, 64), "warps": (4, 2, 8)}),

@@ -16,7 +16,7 @@ import triton.language as tl
 def delta(
     q, k, v, state, a_log, a, dt_bias, b, offsets, out, new_state, steps, scale,
     HEADS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, RAGGED: tl.constexpr,
-    HAS_STATE: tl.constexpr,
+    HAS_STATE: tl.constexpr, VALUES_LAST: tl.constexpr, GIVEN: tl.constexpr,
 ):
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -29,20 +29,28 @@ def delta(
     else:
         first = batch * steps
         last = first + steps
-    place = ((batch * HEADS + head) * D + row)[:, None] * D + column[None, :]
+    if VALUES_LAST:
+        inner = row[:, None] + column[None, :] * D
+    else:
+        inner = row[:, None] * D + column[None, :]
+    place = (batch * HEADS + head) * D * D + inner
     if HAS_STATE:
         held = tl.load(state + place)
     else:
         held = tl.zeros((ROWS, D), tl.float32)
     if RAGGED:  # an empty sequence has a state of zeros, whatever it began with
         held = tl.where(last > first, held, 0.0)
-    decay = -tl.exp(tl.load(a_log + head).to(tl.float32))
-    bias = tl.load(dt_bias + head).to(tl.float32)
+    if not GIVEN:
+        decay = -tl.exp(tl.load(a_log + head).to(tl.float32))
+        bias = tl.load(dt_bias + head).to(tl.float32)
     for token in range(first, last):
-        x = tl.load(a + token * HEADS + head).to(tl.float32) + bias
-        soft = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-        gate = tl.exp(decay * soft)
-        beta = 1.0 / (1.0 + tl.exp(-tl.load(b + token * HEADS + head).to(tl.float32)))
+        gate = tl.load(a + token * HEADS + head).to(tl.float32)
+        beta = tl.load(b + token * HEADS + head).to(tl.float32)
+        if not GIVEN:
+            x = gate + bias
+            soft = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+            gate = tl.exp(decay * soft)
+            beta = 1.0 / (1.0 + tl.exp(-beta))
         key = tl.load(k + (token * KEYS + shared) * D + column).to(tl.float32)
         query = tl.load(q + (token * KEYS + shared) * D + column).to(tl.float32)
         value = tl.load(v + (token * HEADS + head) * D + row).to(tl.float32)
@@ -55,17 +63,17 @@ def delta(
 
 
 def entry($arguments):
-    count = $count
+    count, state, steps = $count, $state, $steps
     out = torch.empty_like(v)
     new_state = torch.empty((count, $heads, $width, $width), dtype=torch.float32, device=q.device)
     if scale is None or scale == 0.0:
         scale = $width ** -0.5
     if count:
         delta[(count, $heads, $width // $rows)](
-            q, k, v, state if state is not None else q, A_log, a, dt_bias, b, $offsets, out, new_state, $steps,
+            q, k, v, state if state is not None else q, $gates, $offsets, out, new_state, steps,
             scale,
             HEADS=$heads, KEYS=$keys, D=$width, ROWS=$rows, RAGGED=$ragged, HAS_STATE=state is not None,
-            num_warps=$warps,
+            VALUES_LAST=$values_last, GIVEN=$given, num_warps=$warps,
         )
     return out, new_state
 """
