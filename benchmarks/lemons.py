@@ -41,7 +41,7 @@ LANL = ("8", "9", "10", "11", "12", "13", "14", "18", "19", "20")
 def fleet(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Per node its multiple (1: healthy); per node and day whether it was used, and which GPU failed (-1: none)."""
     lemon = rng.random(NODES) < SHARE
-    times = np.where(lemon, np.exp(rng.uniform(*np.log(TIMES), NODES)), 1.0)
+    times = np.where(lemon, np.exp(rng.uniform(np.log(TIMES[0]), np.log(TIMES[1]), NODES)), 1.0)
     rate = np.where(lemon, RATE * times, rng.gamma(SHAPE, RATE / SHAPE, NODES))
     used = rng.random((NODES, SPAN)) < rng.uniform(0.6, 1.0, NODES)[:, None]
     fails = used & (rng.random((NODES, SPAN)) < -np.expm1(-rate)[:, None])
@@ -133,7 +133,8 @@ def named_by_window(record: Record) -> dict[int, set[int]]:
 def judged_record(record: Record, rng: np.random.Generator) -> dict[str, Any]:
     used, failed = record
     named, months = named_by_window(record), used.sum() / DAYS
-    after = {day: failed[:, day : day + DAYS].any(1) for day in named if day + DAYS <= used.shape[1]}
+    ends = [day for day in named if day + DAYS <= used.shape[1]]
+    after = {day: failed[:, day : day + DAYS].max(axis=1) for day in ends}
     hits = [bool(after[day][unit]) for day in after for unit in named[day]]
     others = [after[day][used[:, day] & ~np.isin(np.arange(len(used)), list(named[day]))] for day in after]
     repeaters = {
@@ -154,8 +155,9 @@ def public(titan_file: Path | None, lanl_file: Path | None) -> dict[str, Any]:
     if titan_file is not None:
         for name, unit in (("Titan, slots", "location"), ("Titan, GPUs", "SN")):
             found[name] = judged_record(titan(titan_file, unit), rng)
-    for system in LANL if lanl_file is not None else ():
-        found[f"LANL system {system}"] = judged_record(lanl(lanl_file, system), rng)
+    if lanl_file is not None:
+        for system in LANL:
+            found[f"LANL system {system}"] = judged_record(lanl(lanl_file, system), rng)
     return found
 
 

@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(draws[-1], flush=True)
     draws.sort(key=lambda one: (list(MODES).index(one["mode"]), one["seed"]))
     results = {
-        "nodes": NODES, "hours": HOURS, "allowed": GuardSettings().breaker_nodes,
+        "commit": at, "nodes": NODES, "hours": HOURS, "allowed": GuardSettings().breaker_nodes,
         "most_nodes_touched": max(one["nodes_touched"] for one in draws), "draws": draws,
     }  # fmt: skip
     write("lying_source", results)

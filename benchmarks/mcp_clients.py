@@ -2,8 +2,9 @@
 
     python -m benchmarks.mcp_clients FOLDER
 
-FOLDER holds clients that share no code with this environment: `node_modules` with `@modelcontextprotocol/inspector`
-(npm), and a virtual environment `v2` with `mcp` 2.x (PyPI). `langchain-mcp-adapters` is the third, from here. Each
+FOLDER holds clients that share no code with this environment: `node_modules` with the inspector
+(`npm install @modelcontextprotocol/inspector@2.12.0`), and a virtual environment `v2` with `mcp` 2.x
+(`v2/bin/pip install "mcp>=2"`). `langchain-mcp-adapters` is the third, from here. Each
 lists the tools, lists and reads incidents of a stored example, and proposes. A proposal must stand in the
 incident's history under the token's name, and its plan must be as before. Writes `results/mcp_clients.json`.
 """
@@ -16,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import Cause
+from nightshift.version import commit
 from tests.agent.story import TOKEN, Story
 
 CALLS: tuple[tuple[str, dict[str, str]], ...] = (
@@ -85,6 +88,16 @@ def by_langchain(_: Path, url: str) -> dict[str, Any]:
     return asyncio.run(run())
 
 
+def versions(folder: Path) -> dict[str, str]:
+    package = folder / "node_modules" / "@modelcontextprotocol" / "inspector" / "package.json"
+    ask = "from importlib.metadata import version; print(version('mcp'), end='')"
+    second = subprocess.run(
+        [str(folder / "v2" / "bin" / "python"), "-c", ask], capture_output=True, text=True, check=False
+    )
+    told = json.loads(package.read_text())["version"] if package.is_file() else ""
+    return {"inspector": told, "mcp": second.stdout, "adapters": metadata.version("langchain-mcp-adapters")}
+
+
 CLIENTS = {
     "@modelcontextprotocol/inspector --cli": by_inspector,
     "mcp 2.x Client": by_second_sdk,
@@ -120,7 +133,7 @@ def main() -> int:
             }
         server.stop()
         story.store.close()
-    write("mcp_clients", rows)
+    write("mcp_clients", {"commit": commit(), "versions": versions(folder), "clients": rows})
     return 0 if all(all(v is True for v in row.values()) for row in rows.values()) else 1
 
 

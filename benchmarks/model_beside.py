@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -96,6 +97,13 @@ def run(number: int, server: Scripted | None) -> dict[str, Any]:
     }
 
 
+def at_rest() -> None:
+    """Waits for the model's late answers: a thread that reads one while Python ends aborts the process (3.11)."""
+    for thread in threading.enumerate():
+        if thread.name in ("language model", "model-reading"):
+            thread.join(WAIT_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time to plan beside a model that thinks for 300 s")
     parser.add_argument("--runs", type=int, default=10, help="runs with and as many without a model")
@@ -105,6 +113,7 @@ def main() -> None:
         rows.append(run(number, None))
         with scripted(never) as server:
             rows.append(run(number, server))
+        at_rest()
     beside = [row["to_plan_s"] for row in rows if row["model"]]
     alone = [row["to_plan_s"] for row in rows if not row["model"]]
     result = {

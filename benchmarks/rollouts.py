@@ -1,14 +1,15 @@
 """Bad and harmless rollouts in drawn fleets: `python -m benchmarks.rollouts`.
 
-120 fleets of 200 to 1,000 nodes over four weeks, with faults of one kind at 6.5 per 1,000 node-days (Kokolis et
-al., arXiv 2410.21680; all of them of one kind is the hard side). In half of them one version is bad: made up,
-each changed node then fails 0.5 to 5 times a week more (log-uniform). Beside it two to six harmless rollouts
-happen; each rollout reaches 2 to 100 % of the nodes, within an hour to five days. In one of four every node goes
-back to the former version two to eight days later, and a bad one does no harm from then on. A tenth of the nodes
-run jobs of three NCCL versions, a new job every three days. In one fleet of four a switch
-fails and takes up to 40 nodes with it; that is one incident. Each incident is judged at its onset and again two
-days later, as the daemon diagnoses what is news (`agent.incidents.rollouts.blamed`). A bad rollout is named
-where one of its incidents names it; every other name is a false blame.
+240 fleets of 200 to 1,000 nodes over four weeks, with faults of one kind at 6.5 per 1,000 node-days (Kokolis et
+al., arXiv 2410.21680; all of them of one kind is the hard side). Nodes differ as in `benchmarks.lemons`: a gamma
+distribution of shape 2, and 1.2 % of lemons that fail 10 to 40 times as often. In half of the fleets one version is
+bad: made up, each changed node then fails 0.5 to 5 times a week more (log-uniform). Beside it two to six harmless
+rollouts happen; each rollout reaches 2 to 100 % of the nodes, within an hour to five days. In one of four every
+node goes back to the former version two to eight days later, and a bad one does no harm from then on. A tenth of
+the nodes run jobs of three NCCL versions, a new job every three days. In one fleet of four a switch fails and takes
+up to 40 nodes with it; that is one incident. Each incident is judged at its onset and again two days later, as the
+daemon diagnoses what is news (`agent.incidents.rollouts.blamed`). A bad rollout is named where one of its incidents
+names it; every other name is a false blame. A version that made fewer than five nodes fail is counted apart.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.detect_held_out import commit
+from benchmarks.lemons import RATE, SHAPE, SHARE, TIMES
 from benchmarks.report import write
 from nightshift.agent.incidents.rollouts import COMPARED_S, DAY_S, VersionChange, blamed
 
-FLEETS, SEED, SPAN_S = 120, 2, 28 * DAY_S
-RATE = 6.5e-3
+FLEETS, SEED, SPAN_S = 240, 11, 28 * DAY_S
 COMPONENTS = ("driver", "vbios", "kernel", "container_runtime", "kubelet", "cuda", "os_image")
 LATER_S, JOB_S = 2 * DAY_S, 3 * DAY_S
 
@@ -57,7 +58,10 @@ def fleet(rng: np.random.Generator, *, bad: bool) -> dict[str, int]:
     nodes, names = int(np.exp(rng.uniform(np.log(200), np.log(1000)))), list(rng.permutation(COMPONENTS))
     rollouts = {name: rollout(rng, str(name), nodes) for name in names[: int(rng.integers(3, 8))]}
     guilty = str(names[0]) if bad else ""
-    failed = [(f"n{rng.integers(nodes)}", t) for t in rng.uniform(0, SPAN_S, rng.poisson(RATE * nodes * 28))]
+    lemon = np.exp(rng.uniform(np.log(TIMES[0]), np.log(TIMES[1]), nodes))
+    rates = np.where(rng.random(nodes) < SHARE, RATE * lemon, rng.gamma(SHAPE, RATE / SHAPE, nodes))
+    counts = enumerate(rng.poisson(rates * 28))
+    failed = [(f"n{node}", float(t_s)) for node, count in counts for t_s in rng.uniform(0, SPAN_S, count)]
     of_bad: set[tuple[str, float]] = set()
     if bad:
         rate = np.exp(rng.uniform(np.log(0.5), np.log(5.0))) / (7 * DAY_S)

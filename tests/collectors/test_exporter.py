@@ -73,6 +73,7 @@ def test_a_node_without_dcgm_is_read_by_the_same_collectors(
     assert frame.column("gpu_sm_active_ratio").tolist() == [0.42] * len(frame.index)
     assert len(inventory.children(NODE, time.time(), SubjectKind.GPU)) == len(frame.index)
     assert inventory.fact(frame.index.subjects[0], PCI_FACT) == "0000:10:00"
+    assert inventory.fact(frame.index.subjects[0], "serial") == "16500"
     check_collect(kernel, time.time(), inventory, 30.0, expect_ok=True)
     with log.open("a") as stream:
         stream.write(f"[2.0] {XID}\n")

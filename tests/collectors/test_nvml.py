@@ -82,6 +82,7 @@ def test_values_arrive_in_our_units_and_gpm_from_the_second_look_on(collector: N
     assert second.index is first.index
     assert inventory.children(NODE, 100.0, SubjectKind.GPU) == [gpu(n) for n in range(8)]
     assert inventory.fact(gpu(3), PCI_FACT) == "0000:13:00"
+    assert (inventory.fact(gpu(3), "vbios"), inventory.fact(gpu(3), "serial")) == ("96.00.A5.00.03", "16530")
 
 
 def test_a_gpu_that_falls_off_reads_missing_the_others_go_on_and_it_comes_back(

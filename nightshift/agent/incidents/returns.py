@@ -1,8 +1,8 @@
-"""GPUs that left service for the vendor: each is followed until a unit in its place takes work again.
+"""GPUs that left service for the vendor: each is followed until the unit in its place is qualified.
 
 A case begins with a return, or with a quarantine for one. The GPU counts as replaced once another is seen in its
-slot of the node. The case is over once the API server says that the node takes work (after our own probe, or
-after a person uncordoned it) and the unit there has telemetry.
+slot of the node; both serial numbers are kept. The unit is qualified, and the case over, once it has telemetry and
+the API server says that the node takes work: after the probe of a `return_node`, or because a person uncordoned it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy import Connection
 
 from nightshift.agent.incidents.node_return import unseen_gpus
-from nightshift.agent.incidents.vendor_evidence import server_maker
+from nightshift.agent.incidents.vendor_evidence import serial_number, server_maker
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.records import load
 from nightshift.agent.store.tables import incidents, intents, plans, returns
@@ -29,6 +29,7 @@ from nightshift.controllers.cordon import node_of
 EVERY_S = 60.0
 DAY_S = 86_400.0
 NOT_KNOWN = "not known"
+BY_PROBE, BY_PERSON = "probe", "person"
 _DONE = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE)
 
 
@@ -46,6 +47,12 @@ class ReturnCase:
     replaced_by: str | None = None
     replaced_s: float | None = None
     back_s: float | None = None
+    serial: str | None = None
+    """Of the unit that left."""
+    new_serial: str | None = None
+    """Of another unit in its place."""
+    qualified_by: str | None = None
+    """`BY_PROBE` or `BY_PERSON`."""
 
     def days(self, now_s: float) -> float:
         """Out of service so far, or in all."""
@@ -70,7 +77,7 @@ class Returns:
             with self._database.write() as connection:
                 self._begin(connection)
                 for case in cases(connection, open_only=True):
-                    if changed := self._now(case, now_s):
+                    if changed := self._now(connection, case, now_s):
                         mine = (returns.c.incident == case.incident) & (returns.c.gpu == case.gpu)
                         connection.execute(sa.update(returns).where(mine).values(changed))
         except (Temporary, Permanent) as error:
@@ -79,13 +86,9 @@ class Returns:
     def _begin(self, connection: Connection) -> None:
         """Opens a case for each action that took a GPU out for its vendor and has none."""
         query = (
-            sa.select(intents.c.incident, intents.c.at_s, intents.c.outcome, plans.c.body, incidents.c.cause)
-            .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
-            .join(incidents, incidents.c.number == intents.c.incident)
+            _acts('"for_return"', f'"{ActionKind.OPEN_RMA}"')
             .join(returns, returns.c.incident == intents.c.incident, isouter=True)
-            .where(intents.c.phase == "act", intents.c.outcome.is_not(None), returns.c.incident.is_(None))
-            .where(sa.or_(plans.c.body.contains('"for_return"'), plans.c.body.contains(f'"{ActionKind.OPEN_RMA}"')))
-            .order_by(intents.c.at_s)
+            .where(returns.c.incident.is_(None))
         )
         begun: set[int] = set()
         for row in connection.execute(query).all():
@@ -96,11 +99,12 @@ class Returns:
     def _first(self, connection: Connection, row: Any) -> dict[str, Any]:
         action = load(Action, row.body)
         slot = self._inventory.fact(action.target, "slot") or ""
-        vendor = server_maker(connection, row.incident)
-        found = {"incident": row.incident, "gpu": action.target.name, "node": node_of(action), "slot": slot}
+        vendor, gpu = server_maker(connection, row.incident), action.target
+        serial = self._inventory.fact(gpu, "serial") or serial_number(connection, row.incident, gpu.name)
+        found = {"incident": row.incident, "gpu": gpu.name, "node": node_of(action), "slot": slot, "serial": serial}
         return {**found, "vendor": vendor, "fault": row.cause or NOT_KNOWN, "out_s": row.at_s}
 
-    def _now(self, case: ReturnCase, now_s: float) -> dict[str, Any]:
+    def _now(self, connection: Connection, case: ReturnCase, now_s: float) -> dict[str, Any]:
         """What has changed of a case."""
         node = Subject(SubjectKind.NODE, case.node)
         here = [g for g in self._inventory.gpus(node, now_s) if self._inventory.fact(g, "slot") == case.slot != ""]
@@ -110,11 +114,40 @@ class Returns:
         changed: dict[str, Any] = {}
         if others and case.replaced_by is None:
             changed = {"replaced_by": others[0], "replaced_s": now_s}
+        new = case.replaced_by or changed.get("replaced_by")
+        if (
+            new
+            and case.new_serial is None
+            and (serial := self._inventory.fact(Subject(SubjectKind.GPU, new), "serial"))
+        ):
+            changed["new_serial"] = serial
         since = self._inventory.fact(node, TAKES_WORK_SINCE)
         works = self._inventory.fact(node, "unschedulable") == "false" and since is not None
         if works and seen and float(since or 0) > case.out_s:
-            changed["back_s"] = now_s
+            changed |= {"back_s": now_s, "qualified_by": _qualified_by(connection, case)}
         return changed
+
+
+def _acts(*words: str) -> sa.Select[Any]:
+    """Actions that ended and hold one of these words in their plan, oldest first."""
+    return (
+        sa.select(intents.c.incident, intents.c.at_s, intents.c.outcome, plans.c.body, incidents.c.cause)
+        .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .join(incidents, incidents.c.number == intents.c.incident)
+        .where(intents.c.phase == "act", intents.c.outcome.is_not(None))
+        .where(sa.or_(*(plans.c.body.contains(word) for word in words)))
+        .order_by(intents.c.at_s)
+    )
+
+
+def _qualified_by(connection: Connection, case: ReturnCase) -> str:
+    """Whether a probe of ours passed on the node since the unit left; else a person gave the node back."""
+    query = _acts(f'"{ActionKind.RETURN_NODE}"').where(intents.c.at_s > case.out_s)
+    for row in connection.execute(query):
+        action, is_done = load(Action, row.body), load(ActionOutcome, row.outcome).status in _DONE
+        if is_done and action.kind is ActionKind.RETURN_NODE and node_of(action) == case.node:
+            return BY_PROBE
+    return BY_PERSON
 
 
 def cases(connection: Connection, *, open_only: bool = False) -> list[ReturnCase]:

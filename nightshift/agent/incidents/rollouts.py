@@ -2,9 +2,10 @@
 
 What sources tell of a node's software and firmware is compared every five minutes; each change is remembered for
 four weeks. A rollout is the same new version of one component on several nodes. A fault began with it where
-incidents of that fault are more frequent, per node and hour, on changed nodes after their change than on all
-others and before, by a binomial test: each incident counts once, by the node of its first cause, so one storm is
-one. A version that cannot be read is unknown, and no change.
+nodes that fail are more frequent, per node and hour, among changed nodes after their change than among all others
+and before, by a binomial test: each node counts once on either side. Incidents are counted in the same way, more
+strictly. Each counts by the node of its first cause, so one storm is one. A version that cannot be read is unknown,
+and no change.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ COMPARED_S, REMEMBERED_S = 14 * DAY_S, 28 * DAY_S
 MOST_LINES = 50
 LEAST_NODES = 3
 """So many changed nodes must fail: two are a coincidence."""
-CHANCE = 1e-6
-"""Blamed by chance, per incident and candidate. It is asked again at each incident, so it must be rare."""
+CHANCE, REPEATS = 1e-4, 100.0
+"""Blamed by chance, per incident; counted by incidents, so many times rarer: a bad node fails again and again."""
 OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda", "bios", "bmc", "nic_firmware")
 OF_GPU, OF_JOB = ("driver", "vbios"), ("nccl",)
 OF_SWITCH, OF_PORTS = "switch_firmware", "nic_firmware"
@@ -100,17 +101,19 @@ def blamed(
     rollouts = _stays([change for change in changes if start_s <= change.at_s <= at_s], at_s)
     found: list[tuple[Blame, bool]] = []
     for (component, _), (reached, changed_s) in rollouts.items():
-        after = {name: t_s for name, t_s in failures if name in reached and _is_within(reached[name], t_s)}
+        of_it = [name for name, t_s in failures if _is_within(reached.get(name, ()), t_s)]
+        after = set(of_it)
         if len(after) < LEAST_NODES:
             continue
-        count = sum(name in after and _is_within(reached[name], t_s) for name, t_s in failures)
-        share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
-        # as many or more of the failures, by chance: the binomial's tail
-        chance = binomial_tail(count, len(failures), min(share, 1.0)) * len(rollouts)
+        elsewhere = {name for name, t_s in failures if not _is_within(reached.get(name, ()), t_s)}
+        share = min(changed_s / max(len(fleet) * COMPARED_S, 1.0), 1.0)
+        # as many or more of them by chance: the binomial's tail
+        by_node = binomial_tail(len(after), len(after) + len(elsewhere), share)
+        by_incident = binomial_tail(len(of_it), len(failures), share)
+        chance = min(by_node, by_incident * REPEATS) * len(rollouts)
         if chance < CHANCE:
             first = min((change for stays in reached.values() for change, _ in stays), key=lambda one: one.at_s)
-            others = {name for name, _ in failures} - set(after)
-            counts = len(reached), len(after), len(fleet) - len(reached), len(others)
+            counts = len(reached), len(after), len(fleet) - len(reached), len(elsewhere - after)
             blame = Blame(component, first.after, first.before, *counts, first.at_s, chance)
             # a fault that was there before the change did not begin with it
             found.append((blame, _is_within(reached.get(node, ()), onset_s)))

@@ -8,6 +8,7 @@ continues, and the history says why.
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -112,3 +113,13 @@ def server_maker(connection: Connection, incident: int) -> str:
                 system = content.decode().split("System Information", 1)[1]
                 return system.split("Manufacturer:", 1)[1].splitlines()[0].strip()[:100]
     return ""
+
+
+def serial_number(connection: Connection, incident: int, gpu: str) -> str | None:
+    """The serial number of a GPU (its UUID) as `nvidia-smi -q` wrote it above the UUID; None where it is not."""
+    for name, content in files_of(connection, incident).items():
+        text, found, _ = content.decode("utf-8", "replace").partition(gpu)
+        numbers = re.findall(r"^\s*Serial Number\s*: *(\S.*?)\s*$", text, re.MULTILINE)
+        if name.endswith("/nvidia-smi.txt") and found and numbers and numbers[-1] != "N/A":
+            return str(numbers[-1])[:100]
+    return None

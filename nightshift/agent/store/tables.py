@@ -299,6 +299,9 @@ returns = Table(
     Column("replaced_by", Text, doc="UUID of the unit in its place; null: not seen yet"),
     Column("replaced_s", Float),
     Column("back_s", Float, doc="the node takes work with a unit in that place; null: not yet"),
+    Column("serial", Text, doc="serial number of the unit that left; null: not known"),
+    Column("new_serial", Text, doc="serial number of the unit in its place; null: not known"),
+    Column("qualified_by", Text, doc="probe or person; null: not yet"),
     Index("returns_by_end", "back_s", "out_s"),
 )
 

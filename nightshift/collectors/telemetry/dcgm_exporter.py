@@ -250,6 +250,7 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
         "model": labels.get("modelName") or labels.get("model_name") or "",
         "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
         "vbios": labels.get("DCGM_FI_DEV_VBIOS_VERSION", ""),
+        "serial": labels.get("DCGM_FI_DEV_SERIAL", ""),
         PCI_FACT: address,
         FABRIC: _fabric(labels),
         FABRIC_GUID: plain_guid(labels.get("DCGM_FI_DEV_PLATFORM_INFINIBAND_GUID", "")),

@@ -322,6 +322,8 @@ def _labels(gpu: Subject, inventory: Inventory, at_s: float) -> str:
         "modelName": facts.get("model", ""),
         "Hostname": "" if node is None else node.name,
         "DCGM_FI_DRIVER_VERSION": facts.get("driver", ""),
+        "DCGM_FI_DEV_VBIOS_VERSION": facts.get("vbios", ""),
+        "DCGM_FI_DEV_SERIAL": facts.get("serial", ""),
     }
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
 

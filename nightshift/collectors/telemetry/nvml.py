@@ -436,8 +436,20 @@ def open_device(index: int) -> NvmlDevice:
         "model": pynvml.nvmlDeviceGetName(handle),
         "driver": pynvml.nvmlSystemGetDriverVersion(),
         PCI_FACT: address,
+        "vbios": _told(pynvml.nvmlDeviceGetVbiosVersion, handle),
+        "serial": _told(pynvml.nvmlDeviceGetSerial, handle),
     }
     return NvmlDevice(handle, pynvml.nvmlDeviceGetUUID(handle), facts, list(_READERS), _gpm(handle))
+
+
+def _told(ask: Callable[[Any], str], handle: Any) -> str:
+    """A text of one GPU; empty where it has none. Raises NVMLError where the GPU is gone."""
+    try:
+        return ask(handle)
+    except pynvml.NVMLError as error:
+        if error.value in _GONE:
+            raise
+        return ""
 
 
 def read_device(device: NvmlDevice) -> dict[str, float]:

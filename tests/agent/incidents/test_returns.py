@@ -11,14 +11,16 @@ import pytest
 import sqlalchemy as sa
 
 from nightshift.agent.incidents.coming_back import ComingBack, coming_back
-from nightshift.agent.incidents.returns import DAY_S, Returns, cases, days_out
+from nightshift.agent.incidents.returns import BY_PERSON, BY_PROBE, DAY_S, Returns, cases, days_out
 from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.store.incident import Incident
-from nightshift.agent.store.tables import returns
+from nightshift.agent.store.intents import end_intent, store_intent
+from nightshift.agent.store.records import dump
+from nightshift.agent.store.tables import plans, returns
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus
 from nightshift.controllers.playbooks.plan import Economy
 from tests.agent.incidents import GPU, NODE, ManualClock, an_action
 from tests.agent.incidents.test_vendor_evidence import Node
@@ -82,15 +84,16 @@ def test_it_ends_with_another_unit_in_the_slot_of_a_node_that_takes_work(world: 
     with world.store.database.read() as connection:
         (case,) = cases(connection)
     assert (case.gpu, case.node, case.slot, case.vendor) == (GPU.name, NODE.name, "0000:1b:00.0", "Supermicro")
+    assert case.serial == "1650123456789", "as the evidence has it: telemetry does not tell it here"
     assert case.back_s is None, "the API server has not said that the node takes work since"
     world.inventory.describe(NODE, unschedulable="true")
     world.inventory.observe(NEW, NODE, clock.now_s())
-    world.inventory.describe(NEW, slot="0000:1b:00.0")
+    world.inventory.describe(NEW, slot="0000:1b:00.0", serial="1650999")
     world.history.gpus = (NEW,)  # type: ignore[attr-defined]
     turn(world, clock, followed, days=9)
     with world.store.database.read() as connection:
         (case,) = cases(connection)
-    assert (case.replaced_by, case.back_s) == (NEW.name, None)
+    assert (case.replaced_by, case.new_serial, case.back_s) == (NEW.name, "1650999", None)
     assert days_out([case], clock.now_s())["Supermicro", case.fault] == (1, 1, pytest.approx(9.0, abs=0.01))
     world.inventory.describe(NODE, unschedulable="false", **{TAKES_WORK_SINCE: str(clock.now_s())})
     turn(world, clock, followed, days=1)
@@ -98,6 +101,26 @@ def test_it_ends_with_another_unit_in_the_slot_of_a_node_that_takes_work(world: 
     with world.store.database.read() as connection:
         (case,) = cases(connection)
     assert case.days(clock.now_s()) == pytest.approx(10.0, abs=0.01)
+    assert case.qualified_by == BY_PERSON
+
+
+@pytest.mark.parametrize(("status", "by"), [(OutcomeStatus.DONE, BY_PROBE), (OutcomeStatus.FAILED, BY_PERSON)])
+def test_a_probe_qualifies_where_it_passed(
+    world: World, clock: ManualClock, status: OutcomeStatus, by: str
+) -> None:
+    followed = out(world, clock)
+    clock.advance(DAY_S)
+    probe = replace(an_action("inc-1-9", ActionKind.RETURN_NODE, NODE), params={"probe": "gpu"})
+    row = {"incident": 1, "plan_sha256": probe.plan_sha256, "attempt": 9, "at_s": 0.0, "reason": "clear"}
+    with world.store.database.write() as connection:
+        connection.execute(sa.insert(plans).values(**row, body=dump(probe)))
+        store_intent(connection, 1, probe, "act", clock.now_s(), "test")
+        end_intent(connection, 1, probe, "act", ActionOutcome(status, "probe ran", clock.now_s()))
+    world.inventory.describe(NODE, **{TAKES_WORK_SINCE: str(clock.now_s())})
+    turn(world, clock, followed)
+    with world.store.database.read() as connection:
+        (case,) = cases(connection)
+    assert (case.qualified_by, case.back_s) == (by, clock.now_s())
 
 
 def test_a_slot_without_telemetry_is_not_back(world: World, clock: ManualClock) -> None:

@@ -48,6 +48,16 @@ def test_it_is_blamed_where_changed_nodes_fail_after_their_change_and_others_do_
     assert (found.component, found.version, found.failed_changed, found.failed_others) == ("driver", "570.1", 5, 0)
 
 
+def test_a_rollout_to_few_nodes_is_blamed_once_nearly_all_of_them_have_failed() -> None:
+    few = changes(5, AT_S - 5 * DAY_S)
+    spread = [(NODES[n], AT_S - n * 3600.0) for n in range(10, 20)]
+    failures = [(name, AT_S - n * 3600.0) for n, name in enumerate(NODES[:5])]
+    assert blamed(few, [*spread, *failures], NODES, "n0", AT_S, AT_S) is not None
+    assert blamed(few, [*spread, *failures[:3]], NODES, "n0", AT_S, AT_S) is None, "chance does that"
+    again = [(name, t_s - n * DAY_S) for name, t_s in failures[:3] for n in range(4)]
+    assert blamed(few, [*spread, *again], NODES, "n0", AT_S, AT_S) is not None, "the same three, again and again"
+
+
 def test_it_is_not_blamed_without_that_evidence() -> None:
     young = changes(20, AT_S - DAY_S)
     spread = [(NODES[n], AT_S - n * 3600.0) for n in range(0, 100, 7)]

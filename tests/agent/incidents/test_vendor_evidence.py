@@ -25,7 +25,10 @@ from tests.agent.world import World
 
 SECRET = "ghp_" + "a" * 36
 FILES = {
-    "nvidia-smi": f"Serial Number : 1650123456789\nexport GITHUB_TOKEN={SECRET}\n".encode(),
+    "nvidia-smi": (
+        f"GPU 0\n    Serial Number : 7\n    GPU UUID : GPU-0\nGPU 1\n    Serial Number : 1650123456789\n"
+        f"    GPU UUID : {GPU.name}\nGPU 2\n    Serial Number : 8\nexport GITHUB_TOKEN={SECRET}\n"
+    ).encode(),
     "dmidecode": b"System Information\n\tManufacturer: Supermicro\n\tSerial Number: S1\n",
     "sel": b"",
 }

@@ -93,6 +93,11 @@ int nvmlDeviceGetPciInfo_v3(device_t *d, pci_t *p) {
   snprintf(p->busId, sizeof p->busId, "00000000:%02X:00.0", 16 + d->index); return OK;
 }
 int nvmlDeviceGetName(device_t *d, char *s, unsigned int n) { GUARD(d); snprintf(s, n, "NVIDIA H200"); return OK; }
+int nvmlDeviceGetVbiosVersion(device_t *d, char *s, unsigned int n) { GUARD(d); snprintf(s, n, "96.00.A5.00.03"); return OK; }
+int nvmlDeviceGetSerial(device_t *d, char *s, unsigned int n) {
+  GUARD(d); if (unsupported[d->index]) return NOT_SUPPORTED;
+  snprintf(s, n, "165%d%d", d->index, generation[d->index]); return OK;
+}
 int nvmlDeviceGetUUID(device_t *d, char *s, unsigned int n) {
   GUARD(d); snprintf(s, n, "GPU-0000000%d-0000-0000-0000-00000000000%d", d->index, generation[d->index]); return OK;
 }
