@@ -161,6 +161,7 @@ def _leak(value: Any) -> str:
 
 
 _ECC = "results/Calchas HBM, odd devices"
+_AGAIN = f"{_ECC}/strata/more than one uncorrected error within a day"
 
 
 def _stratum(value: Any) -> str:
@@ -169,6 +170,16 @@ def _stratum(value: Any) -> str:
         f"stated {percent(share)} [{percent(low)}–{percent(high)}]; followed {_ranged(value['share'], 100.0)} % on "
         f"{value['share']['devices']} devices: {'within' if value['share_within'] else 'outside'}; "
         f"{_ranged(value['devices_within'], 100.0)} % of the devices within"
+    )
+
+
+def _again(value: Any) -> str:
+    share, low, high = value["stated"]
+    mean, least, most = value["mean, low, high on a device not seen"]
+    return (
+        f"stated {percent(share)} [{percent(low)}–{percent(high)}]; "
+        f"followed {value['followed']} of {value['moments']} ({value['devices']} devices); "
+        f"on an average device {percent(mean)} [{percent(least)}–{percent(most)}]"
     )
 
 
@@ -420,11 +431,12 @@ TABLES = (
         (
             *(Row(stratum, f"{_ECC}/stated share/{stratum}", _stratum, "within the interval")
               for stratum in ("corrected errors only", "an uncorrected error")),
+            Row("more than one within a day", _AGAIN, _again),
             *(
                 Row(who, f"{_ECC}/with lines/{who}", _warned)
                 for who in (
                     "nightshift, critical",
-                    "nightshift, uncorrected errors repeat",
+                    "nightshift, more than one within a day",
                     "imminent, as it was",
                     "any uncorrected error now",
                     "constant: always",
