@@ -258,9 +258,10 @@ def _calibrated(value: Any) -> str:
     low, high = value["count_interval_per_1000"]
     realised = 1000.0 * value["alarms"] / value["series_days"]
     return (
-        f"states {value['stated_per_1000']:.0f} per 1,000 series-days after {value['calibrated_on_series_days']:.0f} "
-        f"of them (shipped: {value['shipped_states_per_1000']:.0f}); the next week {realised:.0f} "
-        f"[{low:.0f}–{high:.0f}]: {value['alarms']} where {value['expected']:.0f} were expected"
+        f"states {value['stated_per_1000']:.0f} per 1,000 series-days after "
+        f"{value['calibrated_on_series_days']:.0f} of them (shipped: {value['shipped_states_per_1000']:.0f}); "
+        f"the next week {realised:.0f} [{low:.0f}–{high:.0f}]: "
+        f"{value['alarms']} where {value['expected']:.0f} were expected"
     )
 
 
@@ -407,8 +408,8 @@ TABLES = (
                 "drawn on Alibaba 2018's mean tide",
             )
         ),
-        "Names with an odd md5; the tail is fitted as `nightshift calibrate` does it. No other detector has two public "
-        "weeks of the same machines. Intervals are of a count.",
+        "Names with an odd md5; the tail is fitted as `nightshift calibrate` does it. No other detector has two "
+        "public weeks of the same machines. Intervals are of a count.",
     ),
     Table(
         "False alarms on public telemetry of H100 nodes at work",
