@@ -46,6 +46,7 @@ FORMERLY = {
     "often": 34 / 36,
 }
 """The shares that were stated before, by 27 of these devices; from 0.9 on they said imminent."""
+AGAIN = "more than one uncorrected error within a day"
 BANK = ["Stack", "SID", "PcId", "BankGroup", "BankArray"]
 SHOWN = ("with lines", "counts alone")
 """What a detector gets to see; counts alone: no kernel log."""
@@ -192,15 +193,18 @@ def by_device(moments_: pd.DataFrame) -> list[tuple[int, int]]:
 
 
 def strata(points: pd.DataFrame) -> dict[str, Any]:
-    """The table of `detectors.ecc.hazard` on these devices, one device left out at a time beside."""
+    """The table of `detectors.ecc.hazard` on these devices, one device left out at a time beside; AGAIN is a part
+    of its second stratum, of which the same is stated."""
     found: dict[str, Any] = {}
-    for stratum in STRATA:
-        rows = apart(points).query("stratum == @stratum.name")
+    once = apart(points)
+    parts = [(stratum.name, stratum, once.query("stratum == @stratum.name")) for stratum in STRATA]
+    parts += [(AGAIN, STRATA[1], once.query("ue_now and ue_day > 1"))]
+    for name, stratum, rows in parts:
         counts = by_device(rows)
         out = [(float((shrunken(counts[:n] + counts[n + 1 :]) * MEAN).sum()), c) for n, c in enumerate(counts)]
         wrong = [followed / of * (1 - q) ** 2 + (1 - followed / of) * q**2 for q, (of, followed) in out]
         share = float(rows.follows.mean())
-        found[stratum.name] = {
+        found[name] = {
             "moments": len(rows),
             "devices": len(counts),
             "followed": int(rows.follows.sum()),
@@ -266,7 +270,7 @@ def scored(table: pd.DataFrame, points: pd.DataFrame, known: pd.DataFrame) -> di
         words = ours(table, points, name)
         rules = {
             "nightshift, critical": words.critical.to_numpy(bool),
-            "nightshift, uncorrected errors repeat": (words.critical & (words.moments >= 2)).to_numpy(bool),
+            "nightshift, more than one within a day": (words.critical & (words.moments >= 2)).to_numpy(bool),
             "imminent, as it was": formerly & points.ue_day.gt(0).to_numpy(),
             "constant: always": np.ones(len(points), dtype=bool),
             "any uncorrected error now": points.ue_now.to_numpy(bool),

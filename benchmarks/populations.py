@@ -86,6 +86,14 @@ def _quiet_kernels(result: Any) -> tuple[float, int]:
     return len(logs), sum(bool(result["events"].get(name, {}).keys() - {"boot"}) for name in logs)
 
 
+def _sessions(detector: str) -> Count:
+    def count(result: Any) -> tuple[float, int]:
+        own = result["H100 nodes at work"][detector]
+        return own["series_days"], own["alarms"]
+
+    return count
+
+
 def _healthy_gradients(result: Any) -> tuple[float, int]:
     own = [kind["runs_with_a_name"] for name, kind in result.items() if name.startswith("healthy")]
     return sum(kind["devices"] for kind in own), sum(round(kind["value"] * kind["devices"]) for kind in own)
@@ -97,6 +105,7 @@ _MLPERF = "MLPerf training runs by their logs, odd names; the GPUs assumed idle 
 _QUIET = "public logs of jobs that ended well, odd names, read by the whole daemon"
 _KERNELS = "public kernel and system logs without a fault, odd names"
 _TRAINED = "healthy runs of two and four ranks, trained here"
+_SESSIONS = "public telemetry of H100 nodes at work, five minutes a session"
 _RECORDED = "healthy phases of our own H200 recordings"
 _VMS = "Bitbrains: virtual machines with a daily tide, odd names"
 _LIFTED = "the same machines, peaks lifted to 97 % of the limit"
@@ -126,6 +135,10 @@ EVIDENCE = (
     Evidence("memory_leak", HOSTS, _VMS, Unit.DAYS, _held_out("Bitbrains VMs with a tide")),
     Evidence("memory_leak", HOSTS, _LIFTED, Unit.DAYS, _held_out("Bitbrains VMs lifted to 97 %")),
     Evidence("memory_leak", HOSTS, _TIDE, Unit.DAYS, _held_out("drawn on Alibaba 2018's mean tide")),
+    *(
+        Evidence(name, TRAINING, _SESSIONS, Unit.DAYS, (("held_out_gpus", _sessions(name)),))
+        for name in ("throttle", "memory_leak")
+    ),
     *(
         Evidence(name, TRAINING, _RECORDED, Unit.DAYS, _budget(name, "healthy H200 recordings"))
         for name in ("ecc", "hang", "stall", "throttle")

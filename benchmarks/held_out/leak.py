@@ -22,7 +22,7 @@ import hashlib
 import io
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ REPOSITORIES = {
     "alibaba2018": "alejandrofdez-us/DataCenter-Traces-Datasets",
 }
 DAY_S = 86400.0
+START_S = 1e9
 LIMIT_BYTES = 64.0 * 2**30
 MACHINES, MACHINE_DAYS = 60, 6.3
 TIDE, TIDE_SPAN = 0.3, 0.05
@@ -79,12 +80,13 @@ class Replay:
         return found
 
 
-def replay(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CONTAINER) -> Replay:
-    """All series through one detector, a look every `step_s`; each is a container or a GPU without peers."""
-    detector, inventory = MemoryLeak(), Inventory()
-    subjects = tuple(Subject(kind, f"bench/{n}/main") for n in range(len(many)))
-    rows = {subject: n for n, subject in enumerate(subjects)}
-    index = SeriesIndex(kind, subjects)
+def subjects(many: list[Series], kind: SubjectKind = SubjectKind.CONTAINER) -> tuple[Subject, ...]:
+    return tuple(Subject(kind, f"bench/{n}/main") for n in range(len(many)))
+
+
+def ticks(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CONTAINER) -> Iterator[Tick]:
+    """All series as ticks, one every `step_s` from START_S on; each is a container or a GPU without peers."""
+    index = SeriesIndex(kind, subjects(many, kind))
     gpu = kind is SubjectKind.GPU
     metrics = (
         ("gpu_memory_used_bytes", "gpu_memory_free_bytes")
@@ -95,16 +97,23 @@ def replay(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CO
     grid = np.full((looks, len(many)), np.nan)
     for n, s in enumerate(many):
         grid[(s.t_s // step_s).astype(int), n] = s.used
-    found = Replay(*([[] for _ in many] for _ in range(3)))
-    firing: set[int] = set()
-    paged: set[int] = set()
     epoch = np.zeros(len(many), dtype=np.int64)
     for look, used in enumerate(grid):
         second = (1.0 - used) if gpu else np.where(np.isfinite(used), 1.0, np.nan)
-        at_s = 1e9 + look * step_s
+        at_s = START_S + look * step_s
         values = LIMIT_BYTES * np.column_stack([used, second])
-        frame = Frame(at_s, index, metrics, values, np.full((1, 2), at_s), epoch)
-        for finding in detector.update(Tick(at_s, {kind: frame}), inventory):
+        yield Tick(at_s, {kind: Frame(at_s, index, metrics, values, np.full((1, 2), at_s), epoch)})
+
+
+def replay(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CONTAINER) -> Replay:
+    """All series through one detector, a look every `step_s`; each is a container or a GPU without peers."""
+    detector, inventory = MemoryLeak(), Inventory()
+    rows = {subject: n for n, subject in enumerate(subjects(many, kind))}
+    found = Replay(*([[] for _ in many] for _ in range(3)))
+    firing: set[int] = set()
+    paged: set[int] = set()
+    for look, tick in enumerate(ticks(many, step_s, kind)):
+        for finding in detector.update(tick, inventory):
             n = rows[finding.subject]
             if finding.state is State.CLEAR:
                 firing.discard(n)
@@ -179,7 +188,7 @@ def drawn(folder: Path, score: bool = True, count: int = MACHINES, days: float =
         lasts = rng.uniform(60.0, 240.0)
         noise = lfilter([1.0], [1.0, -np.exp(-1.0 / lasts)], rng.standard_normal(len(minutes) + 2000))[2000:]
         noise *= rng.uniform(0.005, 0.02) / noise.std()
-        used = rng.uniform(0.72, 0.90) + gain * np.roll(away, shift)[: len(minutes)] + wave + noise
+        used = rng.uniform(0.72, 0.90) + gain * np.resize(np.roll(away, shift), len(minutes)) + wave + noise
         used += rng.normal(0.0, 0.003, len(minutes))
         used -= max(used.max() - rng.uniform(0.93, 0.979), 0.0) if used.max() > 0.979 else 0.0
         found.append(Series(name, 60.0 * minutes, used))

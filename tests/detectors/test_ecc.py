@@ -111,7 +111,7 @@ def test_named_rows_count_when_they_are_new(rows: tuple[str, ...], fires: bool) 
 
 
 @pytest.mark.parametrize("hours", [5, 25])
-def test_uncorrected_errors_that_repeat_within_a_day_say_so_and_claim_no_time(hours: int) -> None:
+def test_two_uncorrected_errors_within_a_day_are_said_and_no_time_is_claimed(hours: int) -> None:
     """The share is what followed on other devices, with one device's interval; nothing is called imminent."""
     fleet = Fleet()
     fleet.tick()
@@ -122,7 +122,7 @@ def test_uncorrected_errors_that_repeat_within_a_day_say_so_and_claim_no_time(ho
         for _ in range(hours):
             fleet.tick(3600.0)
     assert fleet.said(found) == {(Fault.HBM_DEGRADED, GPUS[3])}
-    assert ("repeat within a day" in found[0].summary) is (hours < 24)
+    assert ("more than one uncorrected error within a day" in found[0].summary) is (hours < 24)
     low, share, high = (float(found[0].facts[f"next_error_{n}"]) for n in ("low", "24h", "high"))
     assert low < share < high
     assert share == AFTER_UNCORRECTED.share

@@ -20,10 +20,14 @@ ONE, BOX = Subject(SubjectKind.GPU, "GPU-0"), Subject(SubjectKind.CONTAINER, "ml
 
 
 def told(
-    share: Callable[[float], float], until_s: float, step_s: float, one: Callable[[float], Subject] = lambda _: ONE
+    share: Callable[[float], float],
+    until_s: float,
+    step_s: float,
+    one: Callable[[float], Subject] = lambda _: ONE,
+    clock: Callable[[float], float] = float,
 ) -> list[Finding]:
     """What is said of a GPU or container that holds `share` of its memory at each time (s), without peers; NaN is
-    no sample."""
+    no sample. clock: the time that its page states."""
     detector, inventory, found = MemoryLeak(), Inventory(), []
     for t in np.arange(0.0, until_s, step_s).tolist():
         used = LIMIT * share(t)
@@ -35,8 +39,9 @@ def told(
             if box
             else ("gpu_memory_used_bytes", "gpu_memory_free_bytes")
         )
-        frame = Frame(1e9 + t, index, metrics, values, np.full((1, 2), 1e9 + t), np.zeros(1, dtype=np.int64))
-        found += detector.update(Tick(1e9 + t, {index.kind: frame}), inventory)
+        at_s = 1e9 + clock(t)
+        frame = Frame(at_s, index, metrics, values, np.full((1, 2), at_s), np.zeros(1, dtype=np.int64))
+        found += detector.update(Tick(at_s, {index.kind: frame}), inventory)
     return [f for f in found if f.state is State.FIRING]
 
 
@@ -90,16 +95,31 @@ def test_weights_that_are_loaded_and_stay_are_no_leak() -> None:
 
 
 def test_what_cannot_have_been_seen_is_no_leak() -> None:
-    """A sensor that sticks, a clock that is an hour off for a while, and a name that is new at each restart."""
-    stuck = told(lambda t: 0.4 if t > HOUR_S else 0.2 + 0.2 * t / HOUR_S, 8 * HOUR_S, 60.0)
-    assert stuck == []
-    gone = told(lambda t: float("nan") if (t // HOUR_S) % 2 else 0.3 + 0.02 * (t // HOUR_S), 8 * HOUR_S, 60.0)
-    assert gone == []
+    """A sensor that sticks or is often away, a clock that is an hour off for a while, a name that is new at each
+    restart, and MIG instances that come and go."""
+    stuck = told(lambda t: 0.4 if t > HOUR_S else 0.2 + 0.2 * t / HOUR_S, 5 * HOUR_S, 60.0)
+    gone = told(lambda t: float("nan") if (t // HOUR_S) % 2 else 0.3 + 0.02 * (t // HOUR_S), 5 * HOUR_S, 60.0)
+    off = told(
+        lambda t: 0.4 + 0.02 * np.sin(t / 900.0), 4 * HOUR_S, 60.0,
+        clock=lambda t: t + HOUR_S * (2 * HOUR_S <= t < 2.5 * HOUR_S),
+    )  # fmt: skip
     renamed = told(
-        lambda t: 0.3 + 0.1 * (t % HOUR_S) / HOUR_S, 8 * HOUR_S, 60.0,
+        lambda t: 0.3 + 0.1 * (t % HOUR_S) / HOUR_S, 5 * HOUR_S, 60.0,
         lambda t: Subject(SubjectKind.GPU, f"GPU-{t // HOUR_S:.0f}"),
     )  # fmt: skip
-    assert renamed == []
+    instances = told(
+        lambda t: 0.1 + 0.08 * (7 * (t // 600.0) % 10), 4 * HOUR_S, 60.0,
+        lambda t: Subject(SubjectKind.MIG, f"MIG-{t // 600.0 % 2:.0f}"),
+    )  # fmt: skip
+    assert (stuck, gone, off, renamed, instances) == ([], [], [], [], [])
+
+
+def test_a_leak_that_was_there_before_the_first_look_is_told_by_what_was_seen() -> None:
+    found = told(lambda t: 0.5 + 0.5 * t / (2 * HOUR_S), 2 * HOUR_S, 60.0)
+    assert found
+    for finding in found:
+        assert finding.since.t_s >= 1e9 - 300.0
+        assert float(finding.facts["growth_bytes"]) <= 0.5 * LIMIT * (finding.at.t_s - 1e9) / (2 * HOUR_S)
 
 
 def test_three_jumps_alike_with_a_flat_level_between_are_a_leak_and_a_wandering_level_is_none() -> None:

@@ -120,7 +120,6 @@ def loads(
     """Five minutes of a job whose rank 1 waits for its loader in some steps, at random or every so many; `busy`:
     its GPU's utilisation, beside 93 % of the others that spin meanwhile."""
     draw, detector, known = np.random.default_rng(3), Straggler(), by_hand.inventory(ranks)
-    step_s = 0.26
     found: list[Finding] = []
     step, late_s = 0, 0.0
     for look in range(60):
@@ -159,6 +158,13 @@ def test_a_loader_that_is_slow_now_and_then_is_named_by_what_the_job_loses(ranks
     assert found[0].at.t_s - by_hand.START_S <= 300.0
     assert 0.3 < float(found[-1].facts["lost_share"]) < 0.5
     assert found[-1].facts["resource"] == "data"
+
+
+def test_a_loader_that_is_seldom_slow_is_named_within_four_minutes() -> None:
+    """One step of twelve takes twenty times as long; its rank has all of these steps before chance is ruled out."""
+    found = loads(0.08, 6.0, step_s=0.33, busy=None)
+    assert {f.subject for f in found} == {by_hand.rank(1)}
+    assert found[0].at.t_s - by_hand.START_S <= 240.0
 
 
 @pytest.mark.parametrize(

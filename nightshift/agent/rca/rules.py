@@ -352,8 +352,8 @@ def _memory(case: DiagnosisCase) -> Drafts:
                 case.figure(f"next_error_{name}", percent, finding) for name in ("24h", "low", "high")
             )
             sentence = say(
-                *("elsewhere, uncorrected errors repeat within a day in ", again, " of cases (", low, " to "),
-                *(high, " by device)"),
+                *("on an average device elsewhere, another uncorrected error followed within a day after ", again),
+                *(" of them (", low, " to ", high, " by device)"),
             )
             yield equals(case, "next_error_24h", sentence, finding)
 

@@ -315,7 +315,7 @@ class Ecc:
         table, slot = self._counters.table, self._counters.table.slot(subject)
         known, before = self._episodes.get(fault, subject), self._spoken.get((fault, subject))
         moments = len(self._history.get(subject, ErrorHistory()).moments_s)
-        repeated = ["uncorrected errors repeat within a day"] if moments > 1 else []
+        repeated = ["more than one uncorrected error within a day"] if moments > 1 else []
         grave = _hard_signs(known, [*repeated, *said] if hard else [])
         units = self._units(subject, known, since_s, events)
         facts = self._facts(subject, slot, units, moments)

@@ -136,6 +136,8 @@ ALONE = 0.25
 WAITED = 0.05
 # ... in this share of the steps: more seldom come evaluations and checkpoints, which one rank does for all.
 SELDOM = 0.05
+# Who has nearly all of them is suspected from half of an alarm's evidence on: in a slow store all ranks have some.
+NEARLY_ALL = 0.9
 # How likely chance may give one rank so many of the steps in which one rank is alone: far apart from all looks.
 CHANCE = 1e-4
 # What they cost is counted over so long: fast steps fill the ring in seconds, slow ones need minutes for enough.
@@ -171,6 +173,8 @@ class Excess:
     peers: int
     chance: float | None = None
     """Of an intermittent one: how likely its peers' steps would fall on it as well."""
+    of_all: float = 0.0
+    """Of an intermittent one: its share of the steps in which the job waits for one rank."""
 
 
 class Straggler:
@@ -332,7 +336,8 @@ class Straggler:
             subject, slot = ranks[row], int(slots[row])
             name, e = worst[row]
             slow = self._is_slow(subject, name, e, ranks, gpus, at_s, inventory)
-            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            suspected = slow or e.of_all >= NEARLY_ALL
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if suspected else np.inf
             found: Finding | None = None
             if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
@@ -416,7 +421,8 @@ class Straggler:
             chance = min(ranks * binomial_tail(round(float(steps[row])), total, 1.0 / ranks), 1.0)
             excess_s = float(lost_s[row] / max(lately[row], 1e-9))
             often, share = float(steps[row] / watched[row]), float(lost_s[row] / watched_s[row])
-            found[row] = Excess(1.0 + excess_s / max(typical_s, 1e-9), often, excess_s, share, ranks - 1, chance)
+            ratio, of_all = 1.0 + excess_s / max(typical_s, 1e-9), float(steps[row] / max(steps.sum(), 1e-9))
+            found[row] = Excess(ratio, often, excess_s, share, ranks - 1, chance, of_all)
         return found
 
     def _works_as_well(
