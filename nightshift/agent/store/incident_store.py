@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -630,18 +631,15 @@ class Store(Archive):
 
     def load_memberships(self, after_s: float = -math.inf) -> list[Membership]:
         """Stored relations that held after a time, for `Inventory.load`."""
-        query = sa.select(memberships).order_by(memberships.c.since_s)
+        c = memberships.c
+        query = sa.select(c.child, c.parent, c.since_s, c.until_s).order_by(c.since_s)
         if math.isfinite(after_s):
-            query = query.where(sa.or_(memberships.c.until_s.is_(None), memberships.c.until_s > after_s))
+            query = query.where(sa.or_(c.until_s.is_(None), c.until_s > after_s))
+        subject = cache(Subject.parse)  # a fleet has three relations a node, and few racks and clusters
         with self.database.read() as connection:
             return [
-                Membership(
-                    Subject.parse(row.child),
-                    Subject.parse(row.parent),
-                    row.since_s,
-                    math.inf if row.until_s is None else row.until_s,
-                )
-                for row in connection.execute(query)
+                Membership(subject(child), subject(parent), since_s, math.inf if until_s is None else until_s)
+                for child, parent, since_s, until_s in connection.execute(query)
             ]
 
     def prune_memberships(self, before_s: float) -> int:
