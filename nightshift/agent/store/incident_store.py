@@ -203,31 +203,38 @@ class Store(Archive):
     def update_finding(
         self, incident_id: str, finding: Finding, *, news: bool = False, louder: bool = False
     ) -> None:
-        """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
-        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. A graver
-        alarm raises its incident's severity and notifies people again; so does a more urgent lane (`louder`)."""
-        number, now = number_of(incident_id), self._clock.now_s()
-        with self.database.read() as connection:
-            state = connection.execute(
-                sa.select(findings.c.state, incidents.c.state, incidents.c.severity)
-                .join(incidents, incidents.c.number == findings.c.incident)
-                .where(findings.c.incident == number, findings.c.episode == finding.episode)
-            ).one_or_none()
-        # read without a lock, since most updates change nothing else; `attach` reads again under one
-        if state is None or (state[1] == _CLOSED and finding.state is State.FIRING):
-            self.attach(incident_id, finding)
-            return
+        """`update_findings` of one."""
+        self.update_findings(incident_id, [(finding, news, louder)])
+
+    def update_findings(self, incident_id: str, updates: Sequence[tuple[Finding, bool, bool]]) -> None:
+        """Stores how attached findings stand now (firing, clear or no_data), in one write: a storm has hundreds at
+        each look. Unknown episodes are attached. Each comes with `news` (it says more than the current diagnosis
+        knew, so the lifecycle diagnoses again) and `louder` (a more urgent lane). A graver alarm raises its
+        incident's severity and notifies people again; so does a more urgent lane."""
+        number, now, others = number_of(incident_id), self._clock.now_s(), list[Finding]()
         with self.database.write() as connection:
-            self._insert_finding(connection, number, finding, now)
-            if news:
-                mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
-                connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
-            graver = _graver(state[2], finding)
+            row, shown, values = row_of(connection, number, lock=True), False, dict[str, Any]()
+            query = sa.select(findings.c.episode, findings.c.state).where(findings.c.incident == number)
+            known = {one.episode: one.state for one in connection.execute(query)}
+            for finding, news, louder in updates:
+                if finding.episode not in known or (row.state == _CLOSED and finding.state is State.FIRING):
+                    others.append(finding)
+                    continue
+                self._insert_finding(connection, number, finding, now)
+                if news:
+                    mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
+                    connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
+                graver = _graver(values.get("severity", row.severity), finding)
+                values |= graver
+                shown |= bool(news or louder or graver or known[finding.episode] != finding.state)
             # `updated_s` is what Slack and the pagers look for: an alarm that only goes on is no change to show
-            if news or louder or graver or state[0] != finding.state:
-                values = {"updated_s": now, **graver}
+            if shown:
+                values["updated_s"] = now
                 connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
-            self._refresh(connection, number)
+            if len(others) < len(updates):
+                self._refresh(connection, number)
+        for finding in others:
+            self.attach(incident_id, finding)
 
     def _insert_finding(self, connection: Connection, number: int, finding: Finding, now: float) -> bool:
         """Inserts, or renews, one finding; True where it is new. Clear and no_data keep the firing form."""
