@@ -4,8 +4,9 @@ The nodes are objects as a kubelet and GPU feature discovery write them: 8 GPUs,
 A server of the test suite holds them in a process of its own and serves the same bytes to `nightshift run`, without
 telemetry and pods. Measured: memory, and the time from a start until every node is in the inventory, at first and
 after a restart, streamed and in pages; then a minute of kubelets that report every five minutes, 330 a second.
-The same list read by a bare reader says what of the time is the server's. Beside each time are the seconds of
-processor that it took, and those that a thread waited for one: on a machine with company, the wall's are more.
+The same list read by a bare reader says what of the time is the server's. The daemon has one core, shared with two
+busy processes of equal priority. Beside each time are the seconds of processor that it took, and those that its
+busiest thread waited for the core. On a machine that does more, give the command a better priority: nice -n -10.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ NODES, GPUS, RACK = 99_000, 8, 18
 LIMITS = {"peak_rss_mib": 1.1 * 1024, "restart_s": 60.0}
 LONGEST_S = 900.0
 HEARTBEATS_S, HEARTBEATS = 60.0, 330.0
+BESIDE = 2
+"""Busy processes on the daemon's core until every node is known."""
 
 
 def node(number: int) -> dict[str, Any]:
@@ -202,6 +205,22 @@ def _heartbeats(api: Api, resource: Any) -> None:
 
 
 @contextmanager
+def beside(daemon: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The daemon on the last core, with busy processes."""
+    core = {max(os.sched_getaffinity(0))}
+    os.sched_setaffinity(daemon.pid, core)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BESIDE)]
+    try:
+        for one in busy:
+            os.sched_setaffinity(one.pid, core)
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+@contextmanager
 def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     # a restart finds the byte code that the first start wrote, as in a pod
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -242,10 +261,11 @@ def life(folder: Path, kubeconfig: Path, server: subprocess.Popen[bytes], *, bea
     began_s = time.monotonic()
     command = [sys.executable, "-m", "nightshift.agent", "run", "--config", str(config)]
     with process(command, folder / "daemon.log") as daemon:
-        while _nodes(port) < NODES:
-            assert daemon.poll() is None, (folder / "daemon.log").read_text()[-3000:]
-            assert time.monotonic() - began_s < LONGEST_S, (folder / "daemon.log").read_text()[-3000:]
-            time.sleep(0.5)
+        with beside(daemon):
+            while _nodes(port) < NODES:
+                assert daemon.poll() is None, (folder / "daemon.log").read_text()[-3000:]
+                assert time.monotonic() - began_s < LONGEST_S, (folder / "daemon.log").read_text()[-3000:]
+                time.sleep(0.5)
         figures = {"all_known_s": time.monotonic() - began_s, "cpu_s": _cpu_s(daemon.pid)}
         figures |= {"waited_for_a_core_s": _waited_s(daemon.pid), "load_average": os.getloadavg()[0]}
         time.sleep(15.0)
@@ -306,7 +326,7 @@ def main() -> int:
     if options.serve is not None:
         serve(options.serve, options.streams)
         return 0
-    results: dict[str, Any] = {"commit": commit(), "nodes": NODES, "gpus": NODES * GPUS}
+    results: dict[str, Any] = {"commit": commit(), "nodes": NODES, "gpus": NODES * GPUS, "beside": BESIDE}
     results["object_bytes"] = len(json.dumps(node(0)))
     results["streamed"], results["paged"] = measure(True), measure(False)
     lives = [results[how][which] for how in ("streamed", "paged") for which in ("first", "restart")]

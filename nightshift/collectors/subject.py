@@ -292,7 +292,8 @@ class Inventory:
 
     def subjects(self, kind: SubjectKind, at_s: float) -> list[Subject]:
         """Every subject of that kind that had, or was, a parent at that time."""
-        named = (s for s in set(self._up) | set(self._down) if s.kind is kind)
+        named = [s for s in tuple(self._up) if s.kind is kind]
+        named += [s for s in tuple(self._down) if s.kind is kind and s not in self._up]
         # by name alone: comparing kinds, too, took longer than all the rest
         return sorted((s for s in named if self.parents(s, at_s) or self.children(s, at_s)), key=attrgetter("name"))
 

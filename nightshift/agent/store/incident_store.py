@@ -646,7 +646,8 @@ class Store(Archive):
         with self.database.read() as connection:
             return [
                 Membership(subject(child), subject(parent), since_s, math.inf if until_s is None else until_s)
-                for child, parent, since_s, until_s in connection.execute(query)
+                for rows in connection.execute(query).partitions(_RELATIONS_A_WRITE)
+                for child, parent, since_s, until_s in rows
             ]
 
     def prune_memberships(self, before_s: float) -> int:
