@@ -6,7 +6,8 @@ telemetry and pods. Measured: memory, and the time from a start until every node
 after a restart, streamed and in pages; then a minute of kubelets that report every five minutes, 330 a second.
 The same list read by a bare reader says what of the time is the server's. The daemon has one core, shared with two
 busy processes of equal priority. Beside each time are the seconds of processor that it took, and those that its
-busiest thread waited for the core. On a machine that does more, give the command a better priority: nice -n -10.
+busiest thread waited for the core. Where a machine does more, give the shell priority before: its other sessions
+would take the core, too (`echo -20 >/proc/self/autogroup`, as root).
 """
 
 from __future__ import annotations

@@ -251,16 +251,17 @@ class KubernetesCollector:
     def _node(self, obj: Object) -> _Node:
         meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
         labels = meta.get("labels") or {}
-        ready = next((c["status"] for c in status.get("conditions") or [] if c.get("type") == "Ready"), "Unknown")
-        wrong = sorted(
-            str(c.get("type"))
-            for c in status.get("conditions") or []
-            if c.get("type") != "Ready" and c.get("status") == "True"
-        )
+        ready, wrong = "Unknown", list[str]()
+        for condition in status.get("conditions") or ():
+            kind, said = condition.get("type"), condition.get("status")
+            if kind == "Ready":
+                ready = said
+            elif said == "True":
+                wrong.append(str(kind))
         facts = {
             "uid": str(meta.get("uid", "")),
             "zone": str(labels.get(ZONE_LABEL, ""))[:200],
-            "conditions": ",".join(wrong)[:200],
+            "conditions": ",".join(sorted(wrong))[:200],
             "gpus": str((status.get("capacity") or {}).get(self._settings.labels.gpu_resource, "")),
             "unschedulable": _word(spec.get("unschedulable") is True),
             "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
@@ -382,8 +383,10 @@ def _subject(kind: str, name: str) -> Subject:
 
 def _versions(told: Object, labels: Object) -> dict[str, str]:
     """Versions that the kubelet reports, and GPU feature discovery's of CUDA; those that are there."""
-    found = {name: told.get(key) for name, key in VERSIONS.items()} | {"cuda": labels.get(CUDA_LABEL)}
-    return {name: str(version)[:200] for name, version in found.items() if version}
+    found = {name: str(version)[:200] for name, key in VERSIONS.items() if (version := told.get(key))}
+    if version := labels.get(CUDA_LABEL):
+        found["cuda"] = str(version)[:200]
+    return found
 
 
 def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:
