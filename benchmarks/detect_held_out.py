@@ -53,13 +53,17 @@ def kinds() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that is measured, with a + where files differ from it."""
+    """The commit that is measured, with a + where files differ from it; results that a run writes are none."""
     root = Path(__file__).parent.parent
     head = subprocess.run(
         ["git", "rev-parse", "--short=10", "HEAD"], check=True, cwd=root, capture_output=True, text=True
     )
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "-uno"], check=True, cwd=root, capture_output=True, text=True
+        ["git", "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"],
+        check=True,
+        cwd=root,
+        capture_output=True,
+        text=True,
     )
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 

@@ -3,7 +3,9 @@
 buildah builds the container files in a chroot, as root. The base is made of Debian packages alone, since no
 registry is asked. Packages come from a mirror, for the kernel worker through a proxy that intercepts TLS. Both are
 signed by an authority that only the build's secret names. Each image is built twice, once without any layer, and
-is started as the chart starts it: as 65532, on a read-only root, with its volumes alone to write to.
+is started as the chart starts it: as 65532, on a read-only root, with its volumes alone to write to. One is pushed
+to a registry on this machine, signed, and pulled by its digest. Wheels in the folder PIP_FIND_LINKS go before the
+index's: where that has a torch for CPUs, so has the kernel worker.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detect_held_out import commit
+from benchmarks.image_registry import Publisher, Signer, registry
 from benchmarks.package_mirror import Mirror, package_mirror
 from benchmarks.report import RESULTS, write
 from tests.processes import free_port
@@ -30,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / "artefacts" / "images"
 USER = "65532:65532"
 STARTED_S = 120.0
-NEEDED = ("buildah", "debootstrap", "unshare")
+NEEDED = ("buildah", "debootstrap", "unshare", "skopeo", "docker-registry", "gpg")
 AGENT, WORKER = "agent", "kernel-worker"
 VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "agent_without_models": (AGENT, {"EXTRAS": ""}),
@@ -40,6 +44,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """By figure: the file, and the arguments that it is built with beside the base."""
 
 
+VOLUMES = ("/", "/tmp", "/var/lib/nightshift", "/work")
 LIMITS_MB = {"agent_without_models": 350.0, "agent": 450.0}
 
 
@@ -142,6 +147,12 @@ class Builder:
         told: dict[str, Any] = json.loads(self._buildah("inspect", "--type", "image", name))
         return told
 
+    def push(self, image: Image, place: str, trust: Path) -> str:
+        """To `host:port/repository:tag`; returns the digest that the registry has it by."""
+        file = self._place / "pushed"
+        self._buildah("push", "--cert-dir", str(trust), "--digestfile", str(file), image.id, f"docker://{place}")
+        return file.read_text().strip()
+
     @contextmanager
     def mounted(self, image: Image) -> Iterator[Path]:
         """The image's file system, read-write: who runs in it makes it read-only."""
@@ -154,9 +165,16 @@ class Builder:
 
 @contextmanager
 def running(
-    root: Path, image: Image, arguments: Sequence[str], log: Path, *, more: Mapping[str, str] | None = None
+    root: Path,
+    image: Image,
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    more: Mapping[str, str] | None = None,
+    program: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The image's program as its user on a read-only root; its volumes alone can be written to."""
+    """The image's program (or another in it) as its user on a read-only root; its volumes alone can be written
+    to."""
     environment = dict(entry.split("=", 1) for entry in image.config["Env"]) | dict(more or {})
     user, group = image.config["User"].split(":")
     volumes = " ".join(
@@ -165,7 +183,7 @@ def running(
     )
     readonly = f"mount --bind {root} {root} {volumes} && mount -t proc proc {root}/proc"
     readonly += f" && mount --bind /dev {root}/dev && mount -o remount,ro,bind {root}"
-    words = [*image.config["Entrypoint"], *(arguments or image.config.get("Cmd") or [])]
+    words = [*(program or image.config["Entrypoint"]), *(arguments or image.config.get("Cmd") or [])]
     inside = ["chroot", f"--userspec={image.config['User']}", str(root), "/usr/bin/env", "-i"]
     inside += [f"{name}={value}" for name, value in environment.items()]
     script = f'{readonly} && exec "$@"'
@@ -199,26 +217,55 @@ def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> float:
 
 
 def start(builder: Builder, image: Image, file: str, place: Path) -> dict[str, Any]:
-    """Starts an image as the chart does: the agent and the node agent answer, the kernel worker lists problems."""
-    figures: dict[str, Any] = {}
+    """Starts an image as the chart does: the agent and the node agent answer; the kernel worker lists problems, and
+    loads the torch and the Triton that it judges with."""
     log = place / f"{file}.start.log"
     with builder.mounted(image) as root:
-        figures["bills"] = bills(root)
-        if file == WORKER:
-            began_s = time.monotonic()
-            with running(root, image, (), log) as process:
-                assert process.wait(STARTED_S) == 0, log.read_text()[-4000:]
-            figures["problems_listed"] = len(log.read_text().splitlines())
-            figures["start_s"] = time.monotonic() - began_s
-            return figures
-        port = free_port()
-        with running(root, image, ("run",), log, more=settings(port)) as process:
-            figures["start_s"] = answers(f"http://127.0.0.1:{port}/healthz", process, log)
-            figures["user"], figures["writable"] = owner(process), writable(process)
-        port = free_port()
-        node = ("node", "--host=127.0.0.1", f"--port={port}")
-        with running(root, image, node, log, more={"NODE_NAME": "n1"}) as process:
-            figures["node_start_s"] = answers(f"http://127.0.0.1:{port}/healthz", process, log)
+        figures: dict[str, Any] = {"bills": bills(root)}
+        return figures | (_worker if file == WORKER else _agents)(root, image, log)
+
+
+def _worker(root: Path, image: Image, log: Path) -> dict[str, Any]:
+    began_s = time.monotonic()
+    with running(root, image, (), log) as process:
+        assert process.wait(STARTED_S) == 0, log.read_text()[-4000:]
+    figures = {"problems_listed": len(log.read_text().splitlines()), "start_s": time.monotonic() - began_s}
+    program = "import time, torch, triton; print(torch.__version__, triton.__version__); time.sleep(600)"
+    with running(root, image, ("-u", "-c", program), log, program=("python",)) as process:
+        while not (said := log.read_text()).endswith("\n"):
+            assert process.poll() is None, said[-4000:]
+            assert time.monotonic() - began_s < 2 * STARTED_S, said[-4000:]
+            time.sleep(0.1)
+        figures |= dict(zip(("torch", "triton"), said.split(), strict=True))
+        return figures | {"user": owner(process), "writable": writable(process)}
+
+
+def _agents(root: Path, image: Image, log: Path) -> dict[str, Any]:
+    port = free_port()
+    with running(root, image, ("run",), log, more=settings(port)) as process:
+        figures: dict[str, Any] = {"start_s": answers(f"http://127.0.0.1:{port}/healthz", process, log)}
+        figures |= {"user": owner(process), "writable": writable(process)}
+    port = free_port()
+    node = ("node", "--host=127.0.0.1", f"--port={port}")
+    with running(root, image, node, log, more={"NODE_NAME": "n1"}) as process:
+        figures["node_start_s"] = answers(f"http://127.0.0.1:{port}/healthz", process, log)
+        figures |= {"node_user": owner(process), "node_writable": writable(process)}
+    return figures
+
+
+def published(builder: Builder, image: Image) -> dict[str, bool]:
+    """Whether what a registry has is what was built, and is pulled only where who should have signed it did."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder, repository = Path(name), "nightshift/agent"
+        ours, other = Signer(folder / "ours", "release@example.org"), Signer(folder / "other", "other@example.org")
+        with registry(folder) as at:
+            digest = builder.push(image, f"{at.place}/{repository}:0.1.0", at.trust)
+            publisher = Publisher(folder, at)
+            figures = {"digest_kept": publisher.digest(f"{repository}:0.1.0") == digest}
+            figures["unsigned_refused"] = "no signature exists" in publisher.refusal(repository, digest, ours)
+            publisher.sign(f"{repository}:0.1.0", ours)
+            figures["signed_pulled"] = not publisher.refusal(repository, digest, ours)
+            figures["others_signature_refused"] = "rejected" in publisher.refusal(repository, digest, other)
     return figures
 
 
@@ -243,7 +290,9 @@ def writable(process: subprocess.Popen[bytes]) -> list[str]:
     root = os.readlink(f"/proc/{process.pid}/root")
     for line in Path(f"/proc/{process.pid}/mounts").read_text().splitlines():
         _, place, kind, options = line.split()[:4]
-        inside = place == root or place.startswith(f"{root}/") or place in ("/", "/tmp", "/var/lib/nightshift")
+        inside = (
+            place == root or place.startswith(f"{root}/") or place in ("/", "/tmp", "/var/lib/nightshift", "/work")
+        )
         if inside and kind not in ("proc", "devtmpfs", "sysfs") and "ro" not in options.split(","):
             found.append(place.removeprefix(root) or "/")
     return sorted(set(found))
@@ -310,6 +359,7 @@ def measured(builder: Builder, file: str, arguments: Mapping[str, str]) -> dict[
         "build_s": round(took_s, 1),
         **sizes(builder, second),
         **start(builder, second, file, PLACE),
+        **({"published": published(builder, second)} if file == AGENT else {}),
         "load_average": os.getloadavg()[0],
     }
 

@@ -4,7 +4,10 @@ The nodes are objects as a kubelet and GPU feature discovery write them: 8 GPUs,
 A server of the test suite holds them in a process of its own and serves the same bytes to `nightshift run`, without
 telemetry and pods. Measured: memory, and the time from a start until every node is in the inventory, at first and
 after a restart, streamed and in pages; then a minute of kubelets that report every five minutes, 330 a second.
-The same list read by a bare reader says what of the time is the server's.
+The same list read by a bare reader says what of the time is the server's. The daemon has one core, shared with two
+busy processes of equal priority. Beside each time are the seconds of processor that it took, and those that its
+busiest thread waited for the core. Where a machine does more, give the shell priority before: its other sessions
+would take the core, too (`echo -20 >/proc/self/autogroup`, as root).
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ NODES, GPUS, RACK = 99_000, 8, 18
 LIMITS = {"peak_rss_mib": 1.1 * 1024, "restart_s": 60.0}
 LONGEST_S = 900.0
 HEARTBEATS_S, HEARTBEATS = 60.0, 330.0
+BESIDE = 2
+"""Busy processes on the daemon's core until every node is known."""
 
 
 def node(number: int) -> dict[str, Any]:
@@ -201,9 +206,27 @@ def _heartbeats(api: Api, resource: Any) -> None:
 
 
 @contextmanager
+def beside(daemon: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The daemon on the last core, with busy processes."""
+    core = {max(os.sched_getaffinity(0))}
+    os.sched_setaffinity(daemon.pid, core)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BESIDE)]
+    try:
+        for one in busy:
+            os.sched_setaffinity(one.pid, core)
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+@contextmanager
 def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    # a restart finds the byte code that the first start wrote, as in a pod
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with log.open("ab") as out:
-        started = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
+        started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
     try:
         yield started
     finally:
@@ -239,11 +262,13 @@ def life(folder: Path, kubeconfig: Path, server: subprocess.Popen[bytes], *, bea
     began_s = time.monotonic()
     command = [sys.executable, "-m", "nightshift.agent", "run", "--config", str(config)]
     with process(command, folder / "daemon.log") as daemon:
-        while _nodes(port) < NODES:
-            assert daemon.poll() is None, (folder / "daemon.log").read_text()[-3000:]
-            assert time.monotonic() - began_s < LONGEST_S, (folder / "daemon.log").read_text()[-3000:]
-            time.sleep(0.2)
+        with beside(daemon):
+            while _nodes(port) < NODES:
+                assert daemon.poll() is None, (folder / "daemon.log").read_text()[-3000:]
+                assert time.monotonic() - began_s < LONGEST_S, (folder / "daemon.log").read_text()[-3000:]
+                time.sleep(0.5)
         figures = {"all_known_s": time.monotonic() - began_s, "cpu_s": _cpu_s(daemon.pid)}
+        figures |= {"waited_for_a_core_s": _waited_s(daemon.pid), "load_average": os.getloadavg()[0]}
         time.sleep(15.0)
         figures["rss_mib"] = _kib(_status(daemon), "VmRSS") / 1024
         if beats:
@@ -254,6 +279,13 @@ def life(folder: Path, kubeconfig: Path, server: subprocess.Popen[bytes], *, bea
             figures["heartbeats_rss_mib"] = _kib(_status(daemon), "VmRSS") / 1024
         figures["peak_rss_mib"] = _kib(_status(daemon), "VmHWM") / 1024
     return {name: round(value, 3) for name, value in figures.items()}
+
+
+def _waited_s(pid: int) -> float:
+    """Seconds that the busiest of a process's threads was ready to run and had no core (proc_schedstat)."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    spent = [tuple(map(int, file.read_text().split()[:2])) for file in threads]
+    return max(waited for _, waited in spent) / 1e9
 
 
 def _status(daemon: subprocess.Popen[bytes]) -> str:
@@ -295,7 +327,7 @@ def main() -> int:
     if options.serve is not None:
         serve(options.serve, options.streams)
         return 0
-    results: dict[str, Any] = {"commit": commit(), "nodes": NODES, "gpus": NODES * GPUS}
+    results: dict[str, Any] = {"commit": commit(), "nodes": NODES, "gpus": NODES * GPUS, "beside": BESIDE}
     results["object_bytes"] = len(json.dumps(node(0)))
     results["streamed"], results["paged"] = measure(True), measure(False)
     lives = [results[how][which] for how in ("streamed", "paged") for which in ("first", "restart")]
@@ -303,7 +335,6 @@ def main() -> int:
     results["restart_s"] = max(results[how]["restart"]["all_known_s"] for how in ("streamed", "paged"))
     results["limits"] = LIMITS
     results["within"] = {name: results[name] <= limit for name, limit in LIMITS.items()}
-    results["load_average"] = os.getloadavg()[0]
     write("inventory_size", results)
     return 0 if all(results["within"].values()) else 1
 

@@ -79,7 +79,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, path: str) -> tuple[bytes, str]:
         """Of a mirror's path, a proxied URL, or a path of an intercepted host."""
-        if self.host:
+        if self.host and not path.startswith(("/simple/", "/wheels/")):
             return _kept(self.store, f"https://{self.host}{path}")
         if path.startswith("http://"):
             return _kept(self.store, path)
@@ -91,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         data, kind = _kept(self.store, f"{UPSTREAMS.get(first, FILES)}/{rest}")
         if first == "simple":
             own = self._own(rest.strip("/"))
-            text = data.decode().replace(f"{FILES}/", "/files/")
+            text = data.decode() if self.host else data.decode().replace(f"{FILES}/", "/files/")
             # of a name that lies here, nothing else is offered
             links = "".join(f'<a href="/wheels/{html.escape(name)}">{html.escape(name)}</a>' for name in own)
             return (links or text).encode(), "text/html"

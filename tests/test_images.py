@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.images import LIMITS_MB, PLACE, VARIANTS, Builder, Image, missing, sizes, start
+from benchmarks.images import LIMITS_MB, PLACE, VARIANTS, Builder, Image, missing, published, sizes, start
 from benchmarks.package_mirror import Mirror, package_mirror
 
 pytestmark = [
@@ -44,9 +44,26 @@ def test_the_agents_image_is_small_and_starts_as_the_chart_starts_it(mirror: Mir
     assert measured["byte_code_files"] == 0
     seen = start(builder, image, file, PLACE)
     assert seen["user"] == 65532
-    assert seen["writable"] == ["/tmp", "/var/lib/nightshift"]
+    assert seen["node_user"] == 65532
+    assert seen["writable"] == seen["node_writable"] == ["/tmp", "/var/lib/nightshift"]
     assert seen["bills"]["nightshift-agent.python.cdx.json"] == measured["distributions"]
     assert seen["bills"]["nightshift-agent.debian.cdx.json"] > 50
+
+
+def test_the_kernel_workers_image_starts_and_has_its_compiler(mirror: Mirror) -> None:
+    """Its packages come through the proxy that intercepts TLS."""
+    builder, (file, arguments) = Builder(PLACE, mirror), VARIANTS["kernel_worker"]
+    image = builder.build(file, arguments, cached=True)
+    seen = start(builder, image, file, PLACE)
+    assert (seen["user"], seen["writable"]) == (65532, ["/tmp", "/work"])
+    assert seen["problems_listed"] > 10
+    assert seen["torch"]
+
+
+def test_a_published_image_is_pulled_only_where_its_publisher_signed_it(mirror: Mirror) -> None:
+    builder, (file, arguments) = Builder(PLACE, mirror), VARIANTS["agent_without_models"]
+    seen = published(builder, builder.build(file, arguments, cached=True))
+    assert all(seen.values()), seen
 
 
 def test_a_build_that_does_not_trust_the_mirrors_authority_fails(mirror: Mirror) -> None:

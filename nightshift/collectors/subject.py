@@ -12,9 +12,10 @@ import itertools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 
 MAX_NAME_CHARS = 512
 TAKES_WORK_SINCE = "takes_work_since_s"
@@ -190,15 +191,16 @@ class Inventory:
 
     def exchange(
         self,
-        old: Iterable[tuple[Subject, Subject]],
-        new: Iterable[tuple[Subject, Subject]],
+        old: Collection[tuple[Subject, Subject]],
+        new: Collection[tuple[Subject, Subject]],
         at_s: float,
         authority: int = 0,
     ) -> None:
-        """Ends relations (child, parent) that a source no longer tells, and observes those that it tells now."""
-        for child, parent in set(old) - set(new):
+        """Ends relations (child, parent) that a source no longer tells, and observes those that it tells now, in
+        their order."""
+        for child, parent in set(old).difference(new) if old else ():
             self.end(child, parent, at_s)
-        for child, parent in sorted(new):
+        for child, parent in new:
             self.observe(child, parent, at_s, authority)
 
     def describe(self, subject: Subject, **facts: str) -> None:
@@ -290,8 +292,10 @@ class Inventory:
 
     def subjects(self, kind: SubjectKind, at_s: float) -> list[Subject]:
         """Every subject of that kind that had, or was, a parent at that time."""
-        named = (s for s in set(self._up) | set(self._down) if s.kind is kind)
-        return sorted(s for s in named if self.parents(s, at_s) or self.children(s, at_s))
+        named = [s for s in tuple(self._up) if s.kind is kind]
+        named += [s for s in tuple(self._down) if s.kind is kind and s not in self._up]
+        # by name alone: comparing kinds, too, took longer than all the rest
+        return sorted((s for s in named if self.parents(s, at_s) or self.children(s, at_s)), key=attrgetter("name"))
 
     def memberships(self) -> Iterator[Membership]:
         for memberships in list(self._up.values()):

@@ -110,7 +110,7 @@ class TopologyCollector:
     def __init__(self, settings: TopologySettings) -> None:
         self._path = settings.path
         self._read_ns = -1
-        self._held: set[tuple[Subject, Subject]] = set()
+        self._held: tuple[tuple[Subject, Subject], ...] = ()
         self._count = 0
 
     @property
@@ -140,7 +140,7 @@ class TopologyCollector:
 
     def _take(self, told: TopologyFile, inventory: Inventory, now_s: float) -> None:
         inventory.describe(inventory.cluster, **{SPARE_SHARE: str(told.spare_share)})
-        relations = set(_relations(told, inventory))
+        relations = tuple(dict.fromkeys(_relations(told, inventory)))
         inventory.exchange(self._held, relations, now_s, AUTHORITY)
         self._held = relations
         self._count = sum(len(rack.nodes) for rack in told.racks.values())

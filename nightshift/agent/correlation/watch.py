@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import structlog
 
@@ -259,19 +260,21 @@ class Watch:
         return decisions
 
     def _apply(self, decisions: Sequence[CorrelationDecision]) -> None:
-        for decision in decisions:
-            if decision.verb is DecisionVerb.OPEN:
-                incident_id = self._store.open_incident(title_of(decision), decision.findings, note=decision.reason)
-                self._log.info("incident opened", incident=incident_id, why=decision.reason)
+        for (verb, known_id), group in groupby(decisions, key=lambda one: (one.verb, one.incident_id)):
+            if verb is DecisionVerb.UPDATE:
+                assert known_id is not None, f"{verb} names an incident"
+                self._store.update_findings(
+                    known_id, [(f, one.news, one.louder) for one in group for f in one.findings]
+                )
                 continue
-            assert decision.incident_id is not None, f"{decision.verb} names an incident"
-            for finding in decision.findings:
-                if decision.verb is DecisionVerb.UPDATE:
-                    self._store.update_finding(
-                        decision.incident_id, finding, news=decision.news, louder=decision.louder
-                    )
-                else:
-                    self._store.attach(decision.incident_id, finding, note=decision.reason)
+            for decision in group:
+                if verb is DecisionVerb.OPEN:
+                    opened = self._store.open_incident(title_of(decision), decision.findings, note=decision.reason)
+                    self._log.info("incident opened", incident=opened, why=decision.reason)
+                    continue
+                assert known_id is not None, f"{verb} names an incident"
+                for finding in decision.findings:
+                    self._store.attach(known_id, finding, note=decision.reason)
 
     def _tidy(self, at_s: float) -> None:
         # 0 <=: a clock that was set back must not stop housekeeping until it has caught up

@@ -204,9 +204,12 @@ class Rollouts:
                 for name, text in facts.items()
                 if text and (name in OF_NODE or name.startswith(IMAGE_OF))
             }
+            found[node.name] = mine
             gpus = self._inventory.children(node, now_s, SubjectKind.GPU)
-            jobs = {self._inventory.above(gpu, SubjectKind.JOB, now_s) for gpu in gpus}
             ports = self._inventory.children(node, now_s, SubjectKind.NIC)
+            if not (gpus or ports):
+                continue
+            jobs = {self._inventory.above(gpu, SubjectKind.JOB, now_s) for gpu in gpus}
             switches = {self._inventory.above(port, SubjectKind.SWITCH, now_s) for port in ports}
             rows = [(name, name, gpus) for name in OF_GPU] + [(name, name, jobs) for name in OF_JOB]
             for component, fact, owners in (
@@ -217,7 +220,6 @@ class Rollouts:
                 told = {self._inventory.fact(owner, fact) for owner in owners if owner is not None}
                 if versions := sorted(version for version in told if version):
                     mine.setdefault(component, ", ".join(versions))
-            found[node.name] = mine
         return found
 
     def of(self, incident: Incident, now_s: float) -> list[VersionChange]:

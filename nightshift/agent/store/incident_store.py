@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -202,31 +203,38 @@ class Store(Archive):
     def update_finding(
         self, incident_id: str, finding: Finding, *, news: bool = False, louder: bool = False
     ) -> None:
-        """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
-        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. A graver
-        alarm raises its incident's severity and notifies people again; so does a more urgent lane (`louder`)."""
-        number, now = number_of(incident_id), self._clock.now_s()
-        with self.database.read() as connection:
-            state = connection.execute(
-                sa.select(findings.c.state, incidents.c.state, incidents.c.severity)
-                .join(incidents, incidents.c.number == findings.c.incident)
-                .where(findings.c.incident == number, findings.c.episode == finding.episode)
-            ).one_or_none()
-        # read without a lock, since most updates change nothing else; `attach` reads again under one
-        if state is None or (state[1] == _CLOSED and finding.state is State.FIRING):
-            self.attach(incident_id, finding)
-            return
+        """`update_findings` of one."""
+        self.update_findings(incident_id, [(finding, news, louder)])
+
+    def update_findings(self, incident_id: str, updates: Sequence[tuple[Finding, bool, bool]]) -> None:
+        """Stores how attached findings stand now (firing, clear or no_data), in one write: a storm has hundreds at
+        each look. Unknown episodes are attached. Each comes with `news` (it says more than the current diagnosis
+        knew, so the lifecycle diagnoses again) and `louder` (a more urgent lane). A graver alarm raises its
+        incident's severity and notifies people again; so does a more urgent lane."""
+        number, now, others = number_of(incident_id), self._clock.now_s(), list[Finding]()
         with self.database.write() as connection:
-            self._insert_finding(connection, number, finding, now)
-            if news:
-                mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
-                connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
-            graver = _graver(state[2], finding)
+            row, shown, values = row_of(connection, number, lock=True), False, dict[str, Any]()
+            query = sa.select(findings.c.episode, findings.c.state).where(findings.c.incident == number)
+            known = {one.episode: one.state for one in connection.execute(query)}
+            for finding, news, louder in updates:
+                if finding.episode not in known or (row.state == _CLOSED and finding.state is State.FIRING):
+                    others.append(finding)
+                    continue
+                self._insert_finding(connection, number, finding, now)
+                if news:
+                    mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
+                    connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
+                graver = _graver(values.get("severity", row.severity), finding)
+                values |= graver
+                shown |= bool(news or louder or graver or known[finding.episode] != finding.state)
             # `updated_s` is what Slack and the pagers look for: an alarm that only goes on is no change to show
-            if news or louder or graver or state[0] != finding.state:
-                values = {"updated_s": now, **graver}
+            if shown:
+                values["updated_s"] = now
                 connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
-            self._refresh(connection, number)
+            if len(others) < len(updates):
+                self._refresh(connection, number)
+        for finding in others:
+            self.attach(incident_id, finding)
 
     def _insert_finding(self, connection: Connection, number: int, finding: Finding, now: float) -> bool:
         """Inserts, or renews, one finding; True where it is new. Clear and no_data keep the firing form."""
@@ -630,18 +638,16 @@ class Store(Archive):
 
     def load_memberships(self, after_s: float = -math.inf) -> list[Membership]:
         """Stored relations that held after a time, for `Inventory.load`."""
-        query = sa.select(memberships).order_by(memberships.c.since_s)
+        c = memberships.c
+        query = sa.select(c.child, c.parent, c.since_s, c.until_s).order_by(c.since_s)
         if math.isfinite(after_s):
-            query = query.where(sa.or_(memberships.c.until_s.is_(None), memberships.c.until_s > after_s))
+            query = query.where(sa.or_(c.until_s.is_(None), c.until_s > after_s))
+        subject = cache(Subject.parse)  # a fleet has three relations a node, and few racks and clusters
         with self.database.read() as connection:
             return [
-                Membership(
-                    Subject.parse(row.child),
-                    Subject.parse(row.parent),
-                    row.since_s,
-                    math.inf if row.until_s is None else row.until_s,
-                )
-                for row in connection.execute(query)
+                Membership(subject(child), subject(parent), since_s, math.inf if until_s is None else until_s)
+                for rows in connection.execute(query).partitions(_RELATIONS_A_WRITE)
+                for child, parent, since_s, until_s in rows
             ]
 
     def prune_memberships(self, before_s: float) -> int:

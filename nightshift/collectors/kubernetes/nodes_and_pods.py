@@ -72,6 +72,7 @@ OPT_OUT = "nightshift-opt-out"
 NAMED_ALIKE = "of no one machine: sources of two clusters have a node of this name"
 """What stands for the uid of such a node: no machine has it, so that no plan for one of them is carried out."""
 _K = SubjectKind
+_Relations = list[tuple[Subject, Subject]]
 
 
 # Not heard for so long, the API server counts as lost: its bookmarks come once a minute.
@@ -144,7 +145,7 @@ class KubernetesCollector:
             kind: Follower(self._connect, path, partial(of_job, kind, settings.labels.gpu_resource), clock)
             for kind, path in JOB_PATHS.items()
         }
-        self._held: dict[str, set[tuple[Subject, Subject]]] = {}
+        self._held: dict[str, _Relations] = {}
         self._told: dict[str, tuple[dict[str, str], tuple[Trouble, ...]]] = {}
         """By object: what its last lines said of it; absent where all was well."""
         self._uids: dict[str, str] = {}
@@ -250,16 +251,17 @@ class KubernetesCollector:
     def _node(self, obj: Object) -> _Node:
         meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
         labels = meta.get("labels") or {}
-        ready = next((c["status"] for c in status.get("conditions") or [] if c.get("type") == "Ready"), "Unknown")
-        wrong = sorted(
-            str(c.get("type"))
-            for c in status.get("conditions") or []
-            if c.get("type") != "Ready" and c.get("status") == "True"
-        )
+        ready, wrong = "Unknown", list[str]()
+        for condition in status.get("conditions") or ():
+            kind, said = condition.get("type"), condition.get("status")
+            if kind == "Ready":
+                ready = said
+            elif said == "True":
+                wrong.append(str(kind))
         facts = {
             "uid": str(meta.get("uid", "")),
             "zone": str(labels.get(ZONE_LABEL, ""))[:200],
-            "conditions": ",".join(wrong)[:200],
+            "conditions": ",".join(sorted(wrong))[:200],
             "gpus": str((status.get("capacity") or {}).get(self._settings.labels.gpu_resource, "")),
             "unschedulable": _word(spec.get("unschedulable") is True),
             "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
@@ -321,13 +323,13 @@ class KubernetesCollector:
 
     def _place_node(self, name: str, node: _Node | None, inventory: Inventory, now_s: float) -> None:
         subject = Subject(_K.NODE, name)
-        relations = set()
+        relations: _Relations = []
         if node is not None:
-            relations.add((subject, inventory.cluster))
+            relations.append((subject, inventory.cluster))
             if node.rack:
-                relations.add((subject, Subject(_K.RACK, node.rack)))
+                relations.append((subject, Subject(_K.RACK, node.rack)))
             if node.domain:
-                relations.add((subject, Subject(_K.NVLINK_DOMAIN, node.domain)))
+                relations.append((subject, Subject(_K.NVLINK_DOMAIN, node.domain)))
             facts = dict(node.facts)
             if facts["unschedulable"] == "false" and inventory.fact(subject, "unschedulable") != "false":
                 facts[TAKES_WORK_SINCE] = str(now_s)
@@ -343,25 +345,23 @@ class KubernetesCollector:
     def _place_pod(self, name: str, pod: _Pod | None, inventory: Inventory, now_s: float) -> None:
         namespace, _, short = name.partition("/")
         subject = pod_subject(namespace, short)
-        relations = set()
+        relations: _Relations = []
         if pod is not None:
             if pod.node:
-                relations.add((subject, Subject(_K.NODE, pod.node)))
+                relations.append((subject, Subject(_K.NODE, pod.node)))
             if pod.job:
                 job = Subject(_K.JOB, f"{namespace}/{pod.job}")
-                relations.add((subject, job))
+                relations.append((subject, job))
                 if pod.job_uid:  # the same name submitted anew is another job
                     inventory.describe(job, uid=pod.job_uid)
                 if pod.rank is not None:
                     rank = rank_of(job, pod.rank)
-                    relations |= {(rank, subject), (rank, job)}
+                    relations += [(rank, subject), (rank, job)]
             inventory.describe(subject, **dict(pod.facts))
         self._replace(f"pod {name}", relations, inventory, now_s)
 
-    def _replace(
-        self, key: str, relations: set[tuple[Subject, Subject]], inventory: Inventory, now_s: float
-    ) -> None:
-        inventory.exchange(self._held.pop(key, set()), relations, now_s, AUTHORITY)
+    def _replace(self, key: str, relations: _Relations, inventory: Inventory, now_s: float) -> None:
+        inventory.exchange(self._held.pop(key, ()), relations, now_s, AUTHORITY)
         if relations:
             self._held[key] = relations
 
@@ -383,8 +383,10 @@ def _subject(kind: str, name: str) -> Subject:
 
 def _versions(told: Object, labels: Object) -> dict[str, str]:
     """Versions that the kubelet reports, and GPU feature discovery's of CUDA; those that are there."""
-    found = {name: told.get(key) for name, key in VERSIONS.items()} | {"cuda": labels.get(CUDA_LABEL)}
-    return {name: str(version)[:200] for name, version in found.items() if version}
+    found = {name: str(version)[:200] for name, key in VERSIONS.items() if (version := told.get(key))}
+    if version := labels.get(CUDA_LABEL):
+        found["cuda"] = str(version)[:200]
+    return found
 
 
 def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:

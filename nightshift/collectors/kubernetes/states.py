@@ -201,9 +201,12 @@ def _planned(meta: Object, spec: Object, status: Object) -> Iterator[Trouble]:
             yield Trouble("maintenance", key, f"taint {key}:{taint.get('effect')}")
     if meta.get("deletionTimestamp"):
         yield Trouble("maintenance", "deleted", "the node is being deleted")
-    ready: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
-    made = meta.get("creationTimestamp")
-    if ready.get("status") != "True" and _time(ready) - _moment(made) < NEVER_READY_S:
+    ready: Object = {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "Ready":
+            ready = condition
+            break
+    if ready.get("status") != "True" and _time(ready) - _moment(meta.get("creationTimestamp")) < NEVER_READY_S:
         yield Trouble("maintenance", NEW, "the node has not been ready yet")
 
 

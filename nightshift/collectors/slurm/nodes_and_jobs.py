@@ -218,7 +218,7 @@ class SlurmCollector:
             yield from written(kind, "*", {}, (), inventory.cluster, now_s, source=STATES, clock=SLURM)
 
     def _replace(self, key: str, relations: _Relations, inventory: Inventory, now_s: float) -> None:
-        inventory.exchange(self._held.pop(key, set()), relations, now_s, AUTHORITY)
+        inventory.exchange(self._held.pop(key, set()), sorted(relations), now_s, AUTHORITY)
         if relations:
             self._held[key] = relations
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kubernetes.makers import CLUSTER_API, GKE, GKE_START, KARPENTER, REASON, maker
+from nightshift.collectors.kubernetes.makers import CLUSTER_API, GKE, GKE_DUE, GKE_START, KARPENTER, REASON, maker
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_nodes
 from nightshift.controllers.actuators.kube_client import KubeClient, Object, named
@@ -87,8 +87,13 @@ class Replacements:
     def start_maintenance(self, action: Action) -> ActionOutcome:
         path = kube_nodes.path(action.target.name)
         node = self._kube.get(path)
-        if (node["metadata"].get("labels") or {}).get(GKE_START):
+        labels = node["metadata"].get("labels") or {}
+        if labels.get(GKE_START):
             return self._outcome(_O.ALREADY_DONE, f"{action.target} has the label {GKE_START}")
+        # nothing takes the request back: a notice that was withdrawn since the approval ends the plan
+        if not labels.get(GKE_DUE):
+            told = f"Google Cloud no longer announces maintenance of {action.target.name}"
+            raise Permanent(f"action {action.id}: {told}")
         self._marks.patch(path, node, action, {"metadata": {"labels": {GKE_START: "true"}}})
         return self._outcome(_O.DONE, f"GKE is asked to maintain the host of {action.target.name} now")
 

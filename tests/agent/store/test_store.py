@@ -125,6 +125,27 @@ def test_an_alarm_that_becomes_graver_makes_its_incident_so_and_a_milder_word_ta
     assert (store.incident(name).severity, store.incident(name).updated_s) == (Severity.CRITICAL, 1030.0)
 
 
+def test_the_findings_of_one_look_are_one_write_and_an_unknown_one_is_attached(
+    store: Store, clock: ManualClock
+) -> None:
+    name = store.open_incident("storm", [a_finding(), a_finding(Fault.HBM_DEGRADED)])
+    clock.advance(30)
+    begun: list[object] = []
+    sa.event.listen(store.database.engine, "commit", begun.append)
+    graver, over = a_finding(severity=Severity.CRITICAL), a_finding(Fault.HBM_DEGRADED, state=State.CLEAR)
+    store.update_findings(name, [(graver, False, False), (over, False, False)])
+    assert len(begun) == 1
+    store.update_findings(name, [(graver, False, False), (a_finding(Fault.XID, NODE), False, False)])
+    read = store.incident(name)
+    assert (read.severity, read.updated_s) == (Severity.CRITICAL, 1030.0)
+    states = {str(one.finding.fault): one.state for one in read.findings}
+    assert states == {
+        str(graver.fault): State.FIRING,
+        str(Fault.HBM_DEGRADED): State.CLEAR,
+        str(Fault.XID): State.FIRING,
+    }
+
+
 def test_summaries_are_filtered_by_state_and_carry_findings_without_exhibits(store: Store) -> None:
     first = store.open_incident("one", [a_finding()])
     second = store.open_incident("two", [a_finding(Fault.XID, NODE)])

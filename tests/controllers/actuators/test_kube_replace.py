@@ -197,10 +197,15 @@ def test_another_machine_under_the_name_is_left_alone(cluster: Cluster) -> None:
     assert not told.spec.unschedulable
 
 
-def test_maintenance_is_asked_for_once(cluster: Cluster) -> None:
+def test_maintenance_is_asked_for_once_and_not_after_its_notice_was_withdrawn(cluster: Cluster) -> None:
     node = cluster.node()
     made_by(cluster, "gke", node)
     action, act = plan(cluster, node, kind=A.START_MAINTENANCE), actuator(cluster, A.START_MAINTENANCE)
+    with pytest.raises(Permanent, match="no longer announces"):
+        act.execute(action)
+    assert "cloud.google.com/perform-maintenance" not in cluster.core.read_node(node).metadata.labels
+    due = {"cloud.google.com/scheduled-maintenance-time": "1900000000"}
+    cluster.core.patch_node(node, {"metadata": {"labels": due}})
     assert [act.execute(action).status for _ in range(2)] == [S.DONE, S.ALREADY_DONE]
     assert cluster.core.read_node(node).metadata.labels["cloud.google.com/perform-maintenance"] == "true"
     assert act.read(action).status is S.DONE

@@ -54,6 +54,8 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None
             fact = "tainted"
         case ActionKind.START_MAINTENANCE:
             made_by(cluster, "gke", node)
+            due = {"cloud.google.com/scheduled-maintenance-time": "1900000000"}
+            cluster.core.patch_node(node, {"metadata": {"labels": due}})
             return replace(scene_action(kind, target, {}, fact, wanted), preconditions=()), after
         case ActionKind.REPLACE_NODE:
             made_by(cluster, "karpenter", node)
