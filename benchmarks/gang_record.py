@@ -363,11 +363,17 @@ def record(part: str, given: argparse.Namespace) -> dict[str, Any]:
             ProcessPage.pids = {r: about["pid"] for r, about in ranks.items()}
         recorder = GangRecorder(given.out / f"{part}.raw.gz", work / "logs", ranks, given.device == "cuda")
         labels = {"environment": environment(), "part": part, "ranks": given.ranks, "device": given.device,
-                  "gpu": given.gpu, "tick_s": TICK_S, "phases": [], "dumps": {}}  # fmt: skip
+                  "gpu": given.gpu, "tick_s": TICK_S, "phases": [], "dumps": {},
+                  "uuids": {str(about["uuid"]): str(r) for r, about in ranks.items() if about["uuid"]}}  # fmt: skip
         try:
             for phase in PARTS[part]:
                 labels["phases"].append(_phase(phase, gang, recorder, ranks, labels, given.scale))
                 print(json.dumps(labels["phases"][-1]), flush=True)
+                if gang.process.poll() is not None and phase is not PARTS[part][-1]:
+                    raise RuntimeError(f"the gang ended in {phase.label}")
+        except (RuntimeError, OSError, ValueError) as error:  # what was recorded before is still worth its minutes
+            labels["failed"] = repr(error)
+            print(labels["failed"], file=sys.stderr, flush=True)
         finally:
             recorder.close()
         labels |= {"ticks": recorder.ticks, "late_ticks": recorder.late}
@@ -412,9 +418,9 @@ def _phase(
     return row | {"end_s": time.time()}
 
 
-def renamed(raw: Path, path: Path) -> None:
+def renamed(raw: Path, path: Path, uuids: Mapping[str, str]) -> None:
     """The recording without this machine's names and paths."""
-    names = {platform.node(): NODE, str(ROOT): "/app", sys.prefix: "/usr", sys.base_prefix: "/usr"}
+    names = {**uuids, platform.node(): NODE, str(ROOT): "/app", sys.prefix: "/usr", sys.base_prefix: "/usr"}
     with gzip.open(raw, "rt", encoding="utf-8") as source, gzip.open(path, "wt", encoding="utf-8") as target:
         for line in source:
             text = line.rstrip("\n").partition(" ")[2]
@@ -452,13 +458,13 @@ def main() -> int:
             node.terminate()
             node.wait(10)
     path = given.out / f"{given.part}.nightshift.gz"
-    renamed(given.out / f"{given.part}.raw.gz", path)
+    renamed(given.out / f"{given.part}.raw.gz", path, labels.pop("uuids"))
     (given.out / f"{given.part}.json").write_text(json.dumps(labels, indent=1) + "\n")
     shutil.copytree(given.out / f"work-{given.part}" / "logs", given.out / f"logs-{given.part}", dirs_exist_ok=True)
     shutil.rmtree(given.out / f"work-{given.part}")
     size, took_s = path.stat().st_size, time.monotonic() - began_s
     print(f"{given.part}: {labels['ticks']} ticks, {size} bytes, {took_s:.0f} s", flush=True)
-    return 0
+    return 1 if "failed" in labels else 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,21 +86,23 @@ def stretched(recorded: RecordedTick, start_s: float, factor: float) -> Recorded
     return RecordedTick(made, relations, recorded.facts)
 
 
-def stretch(source: Path, target: Path, factor: float, until_s: float = float("inf")) -> float:
-    """Writes a stretched recording, up to `until_s` of the recorded time; its first time (Unix s)."""
+def stretch(source: Path, target: Path, factor: float, since_s: float = 0.0, until_s: float = math.inf) -> float:
+    """Writes a stretched recording of what lies between two recorded times; the first that it keeps (Unix s)."""
     writer, inventory, start_s = RecordingWriter(target, factor * read_header(source).tick_s), Inventory(), 0.0
     for recorded in read(source):
-        start_s = start_s or recorded.tick.at_s
-        if recorded.tick.at_s > until_s:
+        at_s = recorded.tick.at_s
+        if at_s > until_s:
             break
+        start_s = start_s or max(at_s, since_s)
         made = stretched(recorded, start_s, factor)
         for m in made.relations:
             inventory.observe(m.child, m.parent, m.since_s)
-            if m.until_s < float("inf"):
+            if m.until_s < math.inf:
                 inventory.end(m.child, m.parent, m.until_s)
         for subject, facts in (made.facts or {}).items():
             inventory.describe(subject, **facts)
-        writer.add(made.tick, inventory)
+        if at_s >= since_s:
+            writer.add(made.tick, inventory)
     writer.close()
     return start_s
 
@@ -125,9 +128,11 @@ class Replayed:
     held: int
 
 
-def replayed(path: Path, folder: Path) -> Replayed:
-    """The recording through an App of its own, with its store in `folder`."""
+def replayed(path: Path, folder: Path, look_s: float | None = None, settle_every: int = SETTLE_EVERY) -> Replayed:
+    """The recording through an App of its own, with its store in `folder`; a look for each recorded one, or each
+    `look_s`. Stages of incidents are waited for at decisions, and each so many looks."""
     start_s, end_s, tick_s = span(path)
+    tick_s = look_s or tick_s
     settings = Settings(
         sources=[{"type": "recording", "path": path}], state_dir=folder, console={"enabled": False}, tick_s=tick_s
     )
@@ -147,7 +152,7 @@ def replayed(path: Path, folder: Path) -> Replayed:
                 for finding in look.detected.findings:
                     if finding.state is State.FIRING:
                         first.setdefault(finding.episode, (look.tick.at_s, finding))
-            if (look is not None and look.decisions) or looks % SETTLE_EVERY == 0:
+            if (look is not None and look.decisions) or looks % settle_every == 0:
                 app.settle()
             app.clock.wait_until(app.clock.now_s() + tick_s)
         app.settle()

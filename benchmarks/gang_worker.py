@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 NAMESPACE, JOB = "ml", "gang"
 SIZES = {
-    "cuda": {"v": 8192, "d": 1024, "layers": 10, "heads": 16, "batch": 32, "t": 512, "keys": 200_000},
+    "cuda": {"v": 8192, "d": 1024, "layers": 10, "heads": 16, "batch": 48, "t": 512, "keys": 30_000},
     "cpu": {"v": 256, "d": 96, "layers": 2, "heads": 2, "batch": 8, "t": 64, "keys": 40_000},
 }
 """keys: numbers that the loader sorts for each batch, its work on the CPU."""
@@ -46,6 +46,7 @@ LEAK_BYTES = 2**20
 FLIPPED, BIT = 0.01, 8 << 23
 """Share of a bucket's elements of which one bit of the exponent is flipped: those below 1 grow by 2^8."""
 
+FEATURES = {"cuda": torch.bfloat16, "cpu": torch.float32}
 SPIN = "while True: pass"
 QUOTA = """
 import os, signal, sys, time
@@ -298,7 +299,7 @@ class Trainer:
         shape = (batch, self.size["t"])
         ranks = np.exp(self.rng.random(shape) * np.log(self.size["v"])).astype(np.int64) - 1
         if batch not in self.host:
-            made = torch.randn((*shape, self.size["d"]))
+            made = torch.randn((*shape, self.size["d"]), dtype=FEATURES[self.device])
             self.host[batch] = made.pin_memory() if self.device == "cuda" else made
         features = self.host[batch]
         index = torch.from_numpy(ranks.clip(0, self.size["v"] - 1)).to(self.device)
@@ -397,7 +398,7 @@ class Trainer:
 
 def pin(local: int, world: int, device: str) -> None:
     """Each rank its own cores, where there are two or more for each, as a kubelet's static policy gives them."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))[2:]  # two are for what records
     each = len(cores) // world
     if each >= 2 and device == "cuda":
         os.sched_setaffinity(0, cores[local * each : (local + 1) * each])
