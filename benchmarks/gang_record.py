@@ -1,27 +1,28 @@
 """Records a gang of N ranks with labelled faults, as `nightshift node` and our collectors see it.
 
-    python -m benchmarks.gang_record --part ddp --out FOLDER      8.7 min, on a machine with N GPUs
-    python -m benchmarks.gang_record --part fsdp --out FOLDER     8.9 min
+    python -m benchmarks.gang_record --part ddp --out FOLDER      9 min, on a machine with N GPUs
+    python -m benchmarks.gang_record --part fsdp --out FOLDER     9.4 min
     python -m benchmarks.gang_record --part ddp --out FOLDER --device cpu --ranks 4 --scale 0.5     gloo, to try it
 
 The gang is `benchmarks/gang_worker.py` under torchrun: one process for each GPU, one pod for each process. Every
 fault is made in the running job, none in what is recorded: products that the GPU prefers for a share of the time
 (`compute`), copies on the rank's own link (`copies`), twice as many spinning processes as the rank has cores
-(`hog`), and in the rank's own program a slow or stalling loader, kept memory, flipped bits of its gradients, a
+(`hog`), and in the rank's own program a slow or stalling loader, kept memory, gradients that are too large, a
 collective that it does not call, SIGKILL. No clock, power limit or mode is touched; NVLink multicast stays off.
 
 | minutes | ddp | fsdp |
 |---|---|---|
-| healthy, in 5 or 6 stretches | 3.9 | 3.6 |
-| faults | 3.9 | 4.3 |
-| benign | 0.4 | 0.8 |
+| healthy, in 5 or 6 stretches | 3.9 | 3.1 |
+| faults | 3.9 | 4.8 |
+| benign | 0.4 | 0.7 |
 
-20 healthy minutes and all faults need 28 minutes of the machine; these parts need 18. A stretch that is replayed
+20 healthy minutes and all faults need 31 minutes of the machine; these parts need 18. A stretch that is replayed
 four times as slowly (`benchmarks.gang_replay`) has the length that detectors wait for.
 
 FOLDER/PART.nightshift.gz is the recording, PART.json the labels: for each phase its time, the time of the first
-step with the fault, the rank. Also what NCCL's RAS answers, asked over its socket. Machine names are replaced. A
-call writes its part alone, and begins that part again.
+step with the fault, the rank. Also what NCCL's RAS answers, asked over its socket. Machine names are replaced.
+PART.logs.tar.gz is what the gang printed and dumped, as it was. A call writes its part alone, and begins that part
+again.
 """
 
 from __future__ import annotations
@@ -106,16 +107,16 @@ PARTS: dict[str, tuple[GangPhase, ...]] = {
         _fault("kill", 20.0, 1),
     ),
     "fsdp": (
-        GangPhase("healthy", 95.0),
+        GangPhase("healthy", 75.0),
         _fault("hog", 45.0, 1),
         GangPhase("healthy", 30.0),
         _fault("copies", 45.0, -2),
         GangPhase("healthy", 30.0),
-        GangPhase("evaluation", 25.0, "benign"),
-        _fault("stall", 60.0, 0),
+        GangPhase("evaluation", 20.0, "benign"),
+        _fault("stall", 55.0, 0),
         GangPhase("healthy", 30.0),
-        _fault("leak", 65.0, -1),
-        GangPhase("checkpoint", 25.0, "benign"),
+        _fault("leak", 70.0, -1),
+        GangPhase("checkpoint", 20.0, "benign"),
         GangPhase("healthy", 20.0),
         _fault("skip", 75.0, -2),
     ),
@@ -346,12 +347,15 @@ class Gang:
 
 def ask_ras(timeout_s: float = 15.0) -> bytes:
     """The verbose report of NCCL's RAS thread, by the text protocol of `ncclras` (src/ras/client.cc of NCCL)."""
-    found = b""
-    with socket.create_connection(("127.0.0.1", RAS_PORT), timeout_s) as line:
-        line.sendall(b"CLIENT PROTOCOL 2\nTIMEOUT 5\nVERBOSE STATUS\n")
-        while part := line.recv(65536):
-            found += part
-    return found
+    with socket.create_connection(("127.0.0.1", RAS_PORT), timeout_s) as line, line.makefile("rwb") as stream:
+        for order, answer in ((b"CLIENT PROTOCOL 2", b"SERVER PROTOCOL"), (b"TIMEOUT 5", b"OK")):
+            stream.write(order + b"\n")
+            stream.flush()
+            if not (told := stream.readline()).startswith(answer):
+                raise OSError(f"RAS answers {told[:80]!r} to {order!r}")
+        stream.write(b"VERBOSE STATUS\n")
+        stream.flush()
+        return stream.read()
 
 
 def record(part: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -420,7 +424,14 @@ def _phase(
 
 def renamed(raw: Path, path: Path, uuids: Mapping[str, str]) -> None:
     """The recording without this machine's names and paths."""
-    names = {**uuids, platform.node(): NODE, str(ROOT): "/app", sys.prefix: "/usr", sys.base_prefix: "/usr"}
+    names = {
+        **uuids,
+        str(path.parent): "/record",
+        platform.node(): NODE,
+        str(ROOT): "/app",
+        sys.prefix: "/usr",
+        sys.base_prefix: "/usr",
+    }
     with gzip.open(raw, "rt", encoding="utf-8") as source, gzip.open(path, "wt", encoding="utf-8") as target:
         for line in source:
             text = line.rstrip("\n").partition(" ")[2]
@@ -460,7 +471,7 @@ def main() -> int:
     path = given.out / f"{given.part}.nightshift.gz"
     renamed(given.out / f"{given.part}.raw.gz", path, labels.pop("uuids"))
     (given.out / f"{given.part}.json").write_text(json.dumps(labels, indent=1) + "\n")
-    shutil.copytree(given.out / f"work-{given.part}" / "logs", given.out / f"logs-{given.part}", dirs_exist_ok=True)
+    shutil.make_archive(str(given.out / f"{given.part}.logs"), "gztar", given.out / f"work-{given.part}" / "logs")
     shutil.rmtree(given.out / f"work-{given.part}")
     size, took_s = path.stat().st_size, time.monotonic() - began_s
     print(f"{given.part}: {labels['ticks']} ticks, {size} bytes, {took_s:.0f} s", flush=True)

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,10 @@ def stretched(recorded: RecordedTick, start_s: float, factor: float) -> Recorded
         tuple(replace(status, at_s=at(status.at_s)) for status in tick.sources),
         raw=tuple(record(one) for one in tick.raw),
     )
-    relations = tuple(replace(m, since_s=at(m.since_s), until_s=at(m.until_s)) for m in recorded.relations)
+    # what held before the first look was not seen then
+    relations = tuple(
+        replace(m, since_s=max(at(m.since_s), start_s), until_s=at(m.until_s)) for m in recorded.relations
+    )
     return RecordedTick(made, relations, recorded.facts)
 
 
@@ -190,19 +193,38 @@ def _rank_of(subject: Subject, inventory: Inventory, at_s: float) -> str:
     return rank.name.rpartition("#")[2] if rank is not None else ""
 
 
+def _expected(phase: Mapping[str, Any]) -> tuple[Fault, ...]:
+    return EXPECTED[phase["phase"].split()[0]]
+
+
+def _fault_of(one: Fired, faults: Sequence[Mapping[str, Any]], at: Callable[[float], float]) -> int:
+    """The number of the fault that a finding belongs to: of those whose time it is, the newest that makes its kind,
+    on its rank before on another; else the newest of all; -1 where it is no fault's time."""
+    now = [n for n, p in enumerate(faults) if at(p["onset_s"]) <= one.at_s <= at(p["end_s"]) + LATE_S]
+
+    def fits(number: int) -> tuple[bool, bool, int]:
+        kind = one.finding.fault in _expected(faults[number])
+        return kind, kind and one.rank == str(faults[number]["rank"]), number
+
+    return max(now, key=fits, default=-1)
+
+
 def scored(labels: Mapping[str, Any], found: Replayed, start_s: float, factor: float) -> dict[str, Any]:
     """Each fault, whether and when it was found and which rank was named; and what fired beside."""
-    rows, rest = [], list(found.fired)
-    for phase in labels["phases"]:
-        if phase["is"] != "fault":
-            continue
-        onset_s, end_s = (start_s + factor * (phase[key] - start_s) for key in ("onset_s", "end_s"))
-        expected = EXPECTED[phase["phase"].split()[0]]
-        within = [f for f in rest if onset_s <= f.at_s <= end_s + LATE_S]
-        mine = [f for f in within if f.finding.fault in expected]
+
+    def at(t_s: float) -> float:
+        return start_s + factor * (t_s - start_s)
+
+    faults = [phase for phase in labels["phases"] if phase["is"] == "fault"]
+    of: dict[int, list[Fired]] = {n: [] for n in range(-1, len(faults))}
+    for one in found.fired:
+        of[_fault_of(one, faults, at)].append(one)
+    rows = []
+    for number, phase in enumerate(faults):
+        onset_s, within = at(phase["onset_s"]), of[number]
+        mine = [f for f in within if f.finding.fault in _expected(phase)]
         named = sorted({f.rank for f in mine})
         right = [f for f in mine if named == [str(phase["rank"])]]
-        rest = [f for f in rest if f not in within]
         told = right[0] if right else mine[0] if mine else None
         rows.append({
             "fault": phase["phase"], "part": labels["part"], "rank": phase["rank"], "found": bool(mine),
@@ -219,7 +241,7 @@ def scored(labels: Mapping[str, Any], found: Replayed, start_s: float, factor: f
         "ranks": labels["ranks"], "device": labels["device"], "gpu": labels["gpu"], "stretch": factor,
         "ticks": labels["ticks"], "late_ticks": labels["late_ticks"], "dumps": labels["dumps"], "faults": rows,
         "recorded_healthy_s": quiet["healthy"], "recorded_benign_s": quiet["benign"],
-        "benign_alarms": [f"{f.finding.fault} {f.finding.subject}: {f.finding.summary}" for f in rest],
+        "benign_alarms": [f"{f.finding.fault} {f.finding.subject}: {f.finding.summary}" for f in of[-1]],
         "gpu_s": found.gpu_s, "wall_gpu_s": found.wall_gpu_s, "gpus": found.held,
         "accounts_off": abs(sum(found.gpu_s.values()) - found.wall_gpu_s) / max(found.wall_gpu_s, 1e-9),
     }  # fmt: skip
