@@ -81,9 +81,10 @@ class Flips:
 @contextmanager
 def beside(work: Callable[[], None], gap_s: Callable[[], float], priority: int = 0) -> Iterator[None]:
     """Work in another stream, again and again, with gaps."""
-    stop = threading.Event()
+    stop, device = threading.Event(), torch.cuda.current_device()
 
     def loop() -> None:
+        torch.cuda.set_device(device)  # a thread of its own begins on the first
         stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             while not stop.is_set():

@@ -33,6 +33,7 @@ from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.collectors.training.hang_dumps import PREFIX
 
 FORMAT = "nightshift-recording"
 VERSION = 1
@@ -187,6 +188,7 @@ def _recorded(line: Any, shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]])
         tuple(
             AlertmanagerSilence(**row | {"matchers": tuple(row["matchers"])}) for row in line.get("silences", ())
         ),
+        tuple(_read_record(row) for row in line.get("dumps", ())),
     )
     facts = {Subject.parse(name): dict(found) for name, found in line["facts"].items()}
     return RecordedTick(tick, relations, facts)
@@ -277,8 +279,10 @@ def _read_event(row: Any) -> KernelEvent:
 
 
 def _told(tick: Tick) -> dict[str, Any]:
-    """Alerts and silences, where there are any. Lines are on our clock already, so clocks are not kept."""
+    """Dumps, alerts and silences, where there are any. Lines are on our clock already, so clocks are not kept."""
     rows = {
+        # of all lines of jobs' logs, what hanging ranks left; the notable ones are in `logs`
+        "dumps": [_record(record) for record in tick.raw if record.text.startswith(PREFIX)],
         "alerts": [
             asdict(alert) | {"subject": None if alert.subject is None else str(alert.subject)}
             for alert in tick.alerts

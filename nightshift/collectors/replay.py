@@ -75,6 +75,7 @@ class ReplayCollector:
             (),
             ticks[-1].alerts,
             ticks[-1].silences,
+            [record for tick in ticks for record in tick.raw],
         )
 
     def close(self) -> None:

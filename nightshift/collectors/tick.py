@@ -43,4 +43,4 @@ class Tick:
     """What an Alertmanager holds to be firing, silenced ones too."""
     silences: Sequence[AlertmanagerSilence] = ()
     raw: Sequence[LogRecord] = ()
-    """Every line of jobs' logs: kept for evidence, read by no detector and not recorded."""
+    """Every line of jobs' logs: kept for evidence, read by no detector. A recording keeps hang dumps alone."""

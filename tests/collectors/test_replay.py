@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nightshift.collectors.recording import RecordingError, RecordingWriter, rea
 from nightshift.collectors.replay import ReplayCollector, span
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.collectors.training.hang_dumps import PREFIX
 
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(3))
 NODE, POD = Subject(SubjectKind.NODE, "n1"), Subject(SubjectKind.POD, "ml/job-0")
@@ -53,6 +55,10 @@ def tick(at_s: float, index: SeriesIndex, power: float) -> Tick:
             ),
         ),
         (AlertmanagerSilence("s1", ('alertname="GpuHot"',), at_s - 9, at_s + 9, "ann", "swap"),),
+        (
+            replace(record, subject=RANK, text=PREFIX + "0 {}"),
+            replace(record, subject=RANK, text="step 1 loss 2.5"),
+        ),
     )
 
 
@@ -78,6 +84,7 @@ def same(a: Tick, b: Tick) -> None:
     assert a.events == b.events
     assert a.sources == b.sources
     assert (a.alerts, a.silences) == (b.alerts, b.silences)
+    assert [record for record in a.raw if record.text.startswith(PREFIX)] == list(b.raw)
     for kind, frame in a.frames.items():
         other = b.frames[kind]
         assert frame.index.subjects == other.index.subjects

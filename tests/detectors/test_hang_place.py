@@ -24,6 +24,7 @@ from nightshift.collectors.training.hang_dumps import (
     RasReport,
     as_line,
     from_lines,
+    own_frame,
     read_ras,
     read_stack,
     read_trace,
@@ -70,6 +71,16 @@ Thread 4242 (idle): "MainThread"
 Thread 4243 (idle): "pin_memory"
     select (selectors.py:416)
 """
+
+HANDLER = """Thread 0x00007feef77fe6c0 (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 416 in select
+
+Current thread 0x00007fef1ce58b80 (most recent call first):
+  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/app/train.py", line 310 in train_step
+  File "/app/train.py", line 20 in <module>
+"""
+"""As `faulthandler` wrote it of a rank that waited in gloo, shortened."""
 
 
 def dump(rank: int, last: int, pending: int, sizes: int = 8, world: int = 4, **changes: Any) -> bytes:
@@ -157,6 +168,12 @@ def test_stacks_name_the_line_and_alone_the_rank() -> None:
     traced = locate((read_trace(dump(r, 5 if r == 7 else 6, 6, world=8), r) for r in range(8)), None, stacks)
     assert traced is not None
     assert (traced.source, traced.ranks, traced.line) == ("flight recorder", (7,), "read (/app/data.py:12)")
+
+
+def test_what_faulthandler_wrote_is_the_stack_of_the_main_thread() -> None:
+    stack = read_stack(HANDLER.encode(), 3)
+    assert (stack.rank, own_frame(stack.frames)) == (3, "train_step (/app/train.py:310)")
+    assert len(stack.frames) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
     flight recorder   PyTorch writes one file a rank (TORCH_FR_DUMP_TEMP_FILE): a pickle or JSON, version 2
                       (torch/csrc/distributed/c10d/FlightRecorder.hpp; read by tools/flight_recorder)
     NCCL RAS          `ncclras -v` or `ncclras -f json` (docs.nvidia.com/deeplearning/nccl, RAS; NCCL 2.24 on)
-    stacks            `py-spy dump --pid PID` (github.com/benfred/py-spy), one file a rank
+    stacks            `py-spy dump --pid PID` (github.com/benfred/py-spy), or what Python's `faulthandler` writes
+                      (docs.python.org/3/library/faulthandler), one file a rank
 
 Dumps come from jobs, so nothing in them is trusted: a pickle may hold plain values alone, every size is bounded,
 and what is no dump is refused with the reason.
@@ -282,11 +283,22 @@ def _ras_json(text: str) -> RasReport:
 
 _THREAD = re.compile(r'^Thread (?:0x[0-9A-Fa-f]+|\d+)[^:]*: "([^"]{0,80})"')
 _FRAME = re.compile(r"^\s{4}(\S.{0,200}) \(([^()]{1,400}):(\d{1,9})\)\s*$")
+_HANDLER_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9A-Fa-f]+ .*\(most recent call first\):$")
+_HANDLER_FRAME = re.compile(r'^  File "([^"]{1,400})", line (\d{1,9}) in (\S.{0,200})$')
 
 
 def read_stack(data: bytes, rank: int) -> ProcessStack:
-    """The main thread of `py-spy dump`. Raises DumpError."""
+    """The main thread of `py-spy dump`, or of a dump of `faulthandler`: there it is the oldest thread, which comes
+    last. Raises DumpError."""
     text = data[:MAX_BYTES].decode("utf-8", "replace")
+    handled: list[list[str]] = []
+    for line in text.splitlines():
+        if _HANDLER_THREAD.match(line):
+            handled.append([])
+        elif handled and (frame := _HANDLER_FRAME.match(line)) is not None:
+            handled[-1].append(f"{frame[3]} ({frame[1]}:{frame[2]})")
+    if handled and handled[-1]:
+        return ProcessStack(rank, tuple(handled[-1]))
     threads: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -296,7 +308,7 @@ def read_stack(data: bytes, rank: int) -> ProcessStack:
         elif name and (frame := _FRAME.match(line)) is not None:
             threads[name].append(f"{frame[1]} ({frame[2]}:{frame[3]})")
     if not threads:
-        raise DumpError("no output of `py-spy dump`: it has no thread")
+        raise DumpError("no output of `py-spy dump` or `faulthandler`: it has no thread")
     main = threads.get("MainThread") or next(iter(threads.values()))
     return ProcessStack(rank, tuple(main))
 
