@@ -191,11 +191,14 @@ class Pages:
         at_s: float,
     ) -> Response:
         """`at_s`: when things were peers."""
-        plots = []
+        plots, mine = [], window.gpus()
         for (subject, metric), chart in charts.items():
             others = incident_view.peers(subject, self._parts.inventory, at_s)
             span = (float(chart.t_s[0]), float(chart.t_s[-1])) if len(chart.t_s) else (at_s, at_s)
             # A team's chart has nothing of another's in it, not even as a median.
+            if mine is not None and subject.kind is SubjectKind.GPU:
+                others = [gpu for gpu in others if gpu in mine]
+                span = (max([span[0], *map(window.held_since_s, others)]), span[1])
             lines = [self._parts.history.window(o, metric, *span) for o in others if window.may_name(o)]
             plots.append(plot(chart, marks, lines))
         return Response(orjson.dumps({"charts": plots}), media_type="application/json")

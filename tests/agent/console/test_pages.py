@@ -17,7 +17,7 @@ from tests.agent.story import ONSET_S, TOKEN, Story
 WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
 PATHS = (
     *("/", "/incidents", "/waiting", "/goodput", "/policies", "/kernels"),
-    *("/sources", "/audit", "/returns", "/versions"),
+    *("/sources", "/audit", "/returns", "/versions", "/jobs", "/jobs/sft/sft-12"),
 )
 CUT = """[...document.querySelectorAll("main *")].filter((e) =>
     !e.closest("svg, pre, .hidden, .title, .scroll") && getComputedStyle(e).overflowX !== "visible"
