@@ -10,15 +10,12 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from nightshift.agent.approvals.access import AccessDecision, Permission, Sight, may
-from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
-from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import must_sign_in_again
 from nightshift.agent.approvals.questions import Question
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
 from nightshift.agent.incidents.returns import cases, days_out
 from nightshift.agent.incidents.rollouts import VersionChange
-from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart, plot
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
@@ -43,7 +40,6 @@ class Pages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._parts = site.parts
-        self._kernel_gate = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
 
     def add_to(self, app: FastAPI) -> None:
         for path, page in (
@@ -53,7 +49,6 @@ class Pages:
             ("/incidents/{incident_id}/signals.json", self.incident_signals),
             ("/gpus/{uuid}", self.gpu),
             ("/gpus/{uuid}/signals.json", self.gpu_signals),
-            ("/kernels", self.kernels),
             ("/waiting", self.waiting),
             ("/returns", self.returns),
             ("/versions", self.versions),
@@ -272,15 +267,6 @@ class Pages:
         self._site.of_cluster(request)
         found = self._parts.waiting()
         return self._site.page(request, "waiting.html", rows=found[:_PAGE], more=max(len(found) - _PAGE, 0))
-
-    def kernels(self, request: Request) -> Response:
-        """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""
-        person = self._site.window(request).person
-        rows = self._kernel_gate.proposals(person)[:_PAGE]
-        view = fleet_view(self._parts.store, self._parts.clock.now_s())
-        refused = {row.id: not_promotable(row, view) for row in rows}
-        in_use = standings(self._parts.store) if may(person, Permission.SEE_CLUSTER) else []
-        return self._site.page(request, "kernels.html", rows=rows, refused=refused, shown=SHOWN, in_use=in_use)
 
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""

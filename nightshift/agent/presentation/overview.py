@@ -29,7 +29,7 @@ _NO_RACK = "no rack known"
 _NO_JOB = "no job"
 _PER_GROUP = 16
 """Nodes without a rack are drawn so many to a picture."""
-_SEVERITIES = list(Severity)
+_SEVERITIES = {severity: place for place, severity in enumerate(Severity)}
 _WORDS = {
     "critical": "critical",
     "warning": "warning",
@@ -206,7 +206,7 @@ def _picture(
 def _urgency(row: IncidentSummary) -> tuple[int, int, float]:
     asks = row.state in (IncidentState.AWAITING_APPROVAL, IncidentState.ESCALATED)
     # What waits for a person comes before what takes care of itself, within one severity.
-    return -_SEVERITIES.index(row.severity), 0 if asks else 1, -row.opened_s
+    return -_SEVERITIES[row.severity], 0 if asks else 1, -row.opened_s
 
 
 class Fresh(Generic[_T]):

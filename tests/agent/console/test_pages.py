@@ -11,8 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
+from examples.demo import recorded
 from nightshift.agent.presentation.tour import STEPS
-from tests.agent.story import ONSET_S, TOKEN, Story
+from tests.agent.story import NOW_S, ONSET_S, TOKEN, Story
 
 WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
 PATHS = (
@@ -33,7 +34,16 @@ def signed_in(page: Page, url: str) -> None:
 def full_story(story: Story) -> list[str]:
     """Paths of every page, of a story in which each has something to show."""
     story.waiting.append((story.finding(), "an alarm as strong as this comes by chance each day, and more"))
-    return [*PATHS, "/?tour", f"/incidents/{story.tell()}", f"/gpus/{story.gpus[4].name}"]
+    recorded.tell(story.store, NOW_S)
+    return [
+        *PATHS,
+        "/power",
+        "/scheduling",
+        f"/kernels/runs/{recorded.SEARCH}",
+        "/?tour",
+        f"/incidents/{story.tell()}",
+        f"/gpus/{story.gpus[4].name}",
+    ]
 
 
 def test_the_six_questions_of_a_night_are_answered_on_a_laptop_without_scrolling(

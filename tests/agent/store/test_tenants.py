@@ -95,6 +95,7 @@ def _fillings(cluster: Cluster) -> dict[str, list[str]]:
         "rack": [*_racks(cluster), "r-none"],
         "job": [*(s.name for s in cluster.inventory.subjects(SubjectKind.JOB, NOW_S)), "no job", "none/none"],
         "decision": ["0000000000000000", "0000000000000001", "f00d"],
+        "run": ["none"],
         "uuid": [*(gpu.name for gpu in GPUS.values()), "GPU-none"],
     }
 
