@@ -18,6 +18,7 @@ from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.decision import ControlDecision
+from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.scheduling.steer import SteerVerb
 
 _READ = 1000
@@ -27,8 +28,8 @@ _RECENT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PowerRow:
-    """One job. Watts are sums over its GPUs: `drawn_w` now, `before_w` the baseline's limit, `after_w` the proposed
-    one. `tokens_per_joule`, `steps_per_kilojoule`: of the last minutes. NaN: not known."""
+    """One job. Watts are sums over its GPUs: `drawn_w` now, `before_w` and `after_w` as `limits_w` says.
+    `tokens_per_joule`, `steps_per_kilojoule`: of the last minutes. NaN: not known."""
 
     decision: ControlDecision
     drawn_w: float
@@ -46,14 +47,18 @@ def newest_by_job(receipts: Iterable[ControlDecision]) -> list[ControlDecision]:
     return list(found.values())
 
 
-def limits_w(answer: Any) -> float:
-    """The sum of the limits that an action of power control sets (W); NaN where it sets none.
+def limits_w(decision: ControlDecision, now_w: float) -> tuple[float, float]:
+    """The limits of a job's GPUs together (W) by the baseline, and by the decision: what it set, or in shadow what
+    it proposed. `now_w`: what is enforced now. Actions are levels, which are shares of the highest limit."""
+    orders = decision.executed.get("limits_mw") if isinstance(decision.executed, Mapping) else None
+    highest_w = now_w / (_share(decision.executed) if orders else 1.0)
+    after_w = sum(orders.values()) / 1e3 if orders else _share(decision.proposed) * highest_w
+    return _share(decision.baseline) * highest_w, after_w
 
-    >>> limits_w({"limits_mw": {"GPU-1": 400_000, "GPU-2": 500_000}})
-    900.0
-    """
-    limits = answer.get("limits_mw") if isinstance(answer, Mapping) else None
-    return sum(limits.values()) / 1e3 if limits else math.nan
+
+def _share(action: Any) -> float:
+    level = action.get("level") if isinstance(action, Mapping) else action
+    return float(LEVELS[level]) if isinstance(level, int) and 0 <= level < len(LEVELS) else math.nan
 
 
 def power_rows(
@@ -63,15 +68,18 @@ def power_rows(
     rows = []
     for decision in newest_by_job(receipts):
         job = Subject(SubjectKind.JOB, decision.job)
-        drawn = [_mean(history, gpu, "gpu_power_w", now_s) for gpu in inventory.gpus(job, now_s)]
-        watts = math.fsum(drawn) if drawn else math.nan
+        gpus = inventory.gpus(job, now_s)
+        watts, limit_w = (
+            math.fsum(_mean(history, gpu, metric, now_s) for gpu in gpus) if gpus else math.nan
+            for metric in ("gpu_power_w", "gpu_power_limit_w")
+        )
         ranks = [job, *inventory.below(job, SubjectKind.RANK, now_s)]
         tokens = [_mean(history, rank, "tokens_per_s", now_s) for rank in ranks]
         took_s = [_mean(history, rank, "step_time_s", now_s) for rank in ranks]
         # each rank tells the whole job's rate, so the median of what is told is the job's
         rows.append(
             PowerRow(
-                decision, watts, limits_w(decision.baseline), limits_w(decision.proposed),
+                decision, watts, *limits_w(decision, limit_w),
                 _median(tokens) / watts, 1e3 / _median(took_s) / watts,
             )
         )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from examples.demo import recorded
 from nightshift.agent.approvals.policy_gate import PolicyGate
-from nightshift.agent.console.control_pages import power_rows
+from nightshift.agent.console.control_pages import limits_w, power_rows
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.control.policy_watch import PolicyWatch
@@ -23,6 +23,7 @@ from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.decision import Clip, Mode
+from nightshift.controllers.power.curves import LEVELS
 from tests.agent.killed_policy import CRITERIA, KIND, a_receipt, climb
 from tests.agent.story import NOW_S, RANK, TOKEN, Story
 
@@ -77,19 +78,22 @@ def test_power_shows_watts_before_and_after_and_work_per_joule(story: Story, web
     """Of the job's own GPUs; a name from outside is text."""
     assert "No decision yet" in web.get("/power").text
     made = replace(
-        a_receipt(3), kind="power", job="sft/sft-12", proposed={"limits_mw": {"g": 500_000}}, at_s=NOW_S,
-        baseline={"limits_mw": {"g": 700_000}}, clips=(Clip("rack", 1, 2, "<b>rack</b>"),),
+        a_receipt(3), kind="power", job="sft/sft-12", proposed=67, at_s=NOW_S, baseline=70,
+        executed={"level": 70, "limits_mw": {}}, clips=(Clip("rack", 1, 2, "<b>rack</b>"),),
     )  # fmt: skip
+    acted = replace(made, executed={"level": 0, "limits_mw": {"g": 210_000}})
+    assert limits_w(made, 700.0) == pytest.approx((700.0, 700.0 * LEVELS[67]))
+    assert limits_w(acted, 210.0) == pytest.approx((210.0 / LEVELS[0], 210.0))
     Receipts(story.store.database).keep(made)
     page = web.get("/power").text
-    for words in ("sft/sft-12", "700 W", "500 W", "&lt;b&gt;rack", "Draw of all GPUs"):
+    for words in ("sft/sft-12", "In shadow", "&lt;b&gt;rack", "Draw of all GPUs"):
         assert words in page
     (row,) = power_rows([made], story.history, story.inventory, NOW_S)
     assert row.drawn_w == pytest.approx(400, abs=10)
     assert math.isnan(row.tokens_per_joule)
     step = np.arange(10)
     told = {"tokens_per_s": np.full(10, 8000.0), "step_time_s": np.full(10, 0.5)}
-    steps = StepSeries(RANK, "run", step, NOW_S - 50.0 + 5.0 * step, told, "log")
+    steps = StepSeries(RANK, "run", step, np.float64(NOW_S - 50.0) + 5.0 * step, told, "log")
     story.history.add(Tick(NOW_S, {}, (steps,)))
     (row,) = power_rows([made], story.history, story.inventory, NOW_S)
     assert row.tokens_per_joule == pytest.approx(8000.0 / row.drawn_w)
