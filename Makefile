@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # where it is set, each of the thousand processes that the tests start would compile all of ours again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-test setup-benchmarks bench-field demo test tests test-full test-torch test-images gpu-check lint docs clean
+.PHONY: setup setup-test setup-benchmarks bench-field demo test tests test-full test-torch test-images gpu-check lint docs site clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
@@ -24,11 +24,11 @@ setup-test: $(VENV)/.test  ## the same with what the tests need, and Debian pack
 	@.ci/debian-packages
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test,kernels,llm,mcp,fleet,rl,spans,top]'
+	$(PIP) -e '.[test,docs,kernels,llm,mcp,fleet,rl,spans,top]'
 	@touch $@
 
 setup-benchmarks: $(VENV)/.test  ## the same with the peers that benchmarks/ compares with
-	$(PIP) -e '.[test,kernels,llm,mcp,fleet,rl,spans,top,benchmarks]'
+	$(PIP) -e '.[test,docs,kernels,llm,mcp,fleet,rl,spans,top,benchmarks]'
 
 demo: $(VENV)/.core  ## four simulated nodes, real faults; ONCE=1 runs unattended, SEED=n redraws the faults
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED)) $(if $(SLACK),--slack) $(ARGS)
@@ -70,6 +70,9 @@ gpu-check: setup-benchmarks  ## one GPU, nine minutes: families, known-good kern
 
 docs: $(VENV)/.core  ## writes docs/reference from the code
 	$(BIN)/python docs/generate.py
+
+site: setup-test  ## the documentation as a site, in artefacts/site
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) artefacts build *.egg-info

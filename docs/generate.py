@@ -16,6 +16,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coverage_rows import coverage_page
+from detector_pages import detector_pages
 from figures import figures_page
 from floors import floors_svg, rooms_table
 from kernel_plot import kernels_svg
@@ -67,6 +68,7 @@ def pages() -> dict[str, str]:
         "../decisions/README.md": with_block("decisions/README.md", "decisions", decisions_table()),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
+        "../man/nightshift.1": man_page(),
     }
 
 
@@ -170,6 +172,7 @@ def detectors_page() -> str:
     lines = [
         _NOTE,
         "# Detectors\n",
+        "[One page each, with a catch and a miss](../detectors/README.md).\n",
         _ABOUT_DETECTORS,
         "| detector | finds | states, per 1,000 series-days | of | basis | where the rate comes from |",
         "|---|---|---|---|---|---|",
@@ -403,6 +406,35 @@ def _parameter(parameter: Any) -> str:
     return f"| {name} | {default or f'`{parameter.default}`'} | {_cell(str(parameter.help or ''))}{environment} |"
 
 
+def man_page() -> str:
+    """`man nightshift`, from the same commands; installed with the wheel."""
+    import typer.main
+
+    from nightshift.agent.__main__ import app
+
+    codes = re.findall(r"^\| (\d+) \| ([^|]*) \| ([^|]*)\|", _ABOUT_COMMANDS, re.M)
+    lines = ['.TH NIGHTSHIFT 1 "" "Nightshift" "User commands"', ".SH NAME"]
+    lines += ["nightshift \\- on\\-call engineer for GPU clusters"]
+    lines += [".SH SYNOPSIS", ".B nightshift", "COMMAND [OPTIONS]", ".SH COMMANDS"]
+    for name, command in _commands("nightshift", typer.main.get_command(app)):
+        lines += [f".SS {_roff(name)}", _roff(" ".join(str(command.help or "").split()))]
+        for parameter in (each for each in command.params if each.name != "help"):
+            is_option = parameter.param_type_name == "option"
+            shown = ", ".join(parameter.opts) if is_option else parameter.name.upper()
+            note = str(parameter.help or "") + (" Required." if parameter.required and is_option else "")
+            lines += [".TP", f"\\fB{_roff(shown)}\\fR", _roff(note) or "\\&"]
+    lines.append(".SH EXIT STATUS")
+    for code, meaning, remedy in codes:
+        lines += [".TP", f"\\fB{code}\\fR", _roff(f"{meaning.strip()}. {remedy.strip()}".strip(" "))]
+    return "\n".join(lines) + "\n"
+
+
+def _roff(text: str) -> str:
+    """Text as roff prints it: backslashes and hyphens as they are, no line that begins like a request."""
+    plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "").replace("\n", " ")
+    return f"\\&{plain}" if plain[:1] in (".", "'") else plain
+
+
 # Metrics ----------------------------------------------------------------------------------------------------------
 
 
@@ -456,7 +488,9 @@ def main() -> int:
     """Writes the pages; returns how many changed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     changed = 0
-    for name, text in pages().items():
+    FOLDER.joinpath("../detectors").mkdir(exist_ok=True)
+    written = pages() | {f"../detectors/{name}": text for name, text in detector_pages()}
+    for name, text in written.items():
         path = FOLDER / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

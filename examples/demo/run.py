@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from examples.demo import recording
+from examples.demo import recorded, recording
 from examples.demo.scenario import TICK_S, BenignKind, Scenario, draw
 from examples.demo.score import ESCALATE_S, RUNGS, Report, is_due, score, score_asleep
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
@@ -43,6 +43,8 @@ LIMIT_S = 7_200.0
 """A run ends after this much simulated time, whatever is still open."""
 GRACE_S = 2_700.0
 """... or this long after the last onset: what was not found by then was missed."""
+RACK_W = 24_000.0
+"""What the demo's rack may draw: four nodes of eight GPUs at their highest limit, and their hosts."""
 _QUIET_END_S = 180.0
 _READS_FOR_S = 20.0
 """How long the demo's approver looks at a plan (simulated)."""
@@ -76,6 +78,11 @@ def configuration(world: World, folder: Path, port: int) -> dict[str, object]:
             {"type": "training_logs", "directory": str(world.logs)},
         ],
         "actuators": [{"type": "simulated", "path": str(world.cluster.path)}],
+        # in shadow: what power control would set is shown, and nothing is set
+        "power": {
+            "enabled": True,
+            "racks": {"rack-1": {"nodes": list(urls), "budget_w": RACK_W, "host_w": 700.0 * len(urls)}},
+        },
         # a port that the file tells, so that `nightshift status` finds the console
         "console": {"port": port or _free_port()},
     }
@@ -247,6 +254,7 @@ class Demo:
     def run(self) -> Report:
         """Runs the daemon until the story is over; the App stays up until `close`."""
         self._began_s = time.monotonic()
+        recorded.tell(self.app.store, self.world.start_s)
         self.app.start()
         self.app.run()
         if self.mad:

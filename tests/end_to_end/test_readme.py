@@ -1,4 +1,5 @@
-"""The commands of README's "Run it on your cluster", pasted in their order beside a daemon that they started."""
+"""The commands of README's "Run it on your cluster" and of the first tutorial, pasted in their order beside the
+daemon that they started."""
 
 from __future__ import annotations
 
@@ -16,30 +17,41 @@ from examples.demo.serving import KERNEL_LOG, NodeServer
 from tests.conftest import PrometheusFactory
 from tests.processes import free_port
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "README": (ROOT / "README.md").read_text().split("## Run it on your cluster")[1],
+    "first incident": (ROOT / "docs/how-to/first-incident.md").read_text(),
+}
 NO = ("nightshift doctor", "nightshift reject")
 """Their answer may be no here: a source without telemetry yet, and a plan that the line before approved."""
 
 
-def pasted(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.split("## Run it on your cluster")[1], re.M | re.S)
+def pasted(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.M | re.S)
 
 
 @pytest.mark.full
-def test_every_nightshift_command_of_the_readme_runs_as_printed(
-    tmp_path: Path, prometheus_server: PrometheusFactory
+@pytest.mark.parametrize("page", PAGES)
+def test_every_nightshift_command_of_a_page_runs_as_printed(
+    page: str, tmp_path: Path, prometheus_server: PrometheusFactory
 ) -> None:
-    """README's file with this machine's addresses, README's commands unchanged: each ends, and says its answer."""
+    """The page's file and commands with this machine's addresses, else unchanged: each ends and answers."""
     nodes, prometheus = [NodeServer("gpu-n1"), NodeServer("gpu-n2")], prometheus_server("scrape_configs: []")
     (tmp_path / "training").mkdir()
-    (text,) = pasted("yaml")
-    for theirs, ours in (
-        ("http://prometheus.monitoring:9090", prometheus.url),
-        *((f"http://gpu-n{n}:9500{KERNEL_LOG}", node.url + KERNEL_LOG) for n, node in enumerate(nodes, 1)),
-        ("/var/log/training", str(tmp_path / "training")),
-    ):
-        assert theirs in text
-        text = text.replace(theirs, ours)
+    (text,) = pasted(page, "yaml")
+    places = {
+        "http://prometheus.monitoring:9090": prometheus.url,
+        **{f"http://gpu-n{n}:9500{KERNEL_LOG}": node.url + KERNEL_LOG for n, node in enumerate(nodes, 1)},
+        "/var/log/training": str(tmp_path / "training"),
+    }
+
+    def here(words: str) -> str:
+        for theirs, ours in places.items():
+            words = words.replace(theirs, ours)
+        return words
+
+    text = here(text)
+    assert prometheus.url in text
     (tmp_path / "nightshift.yaml").write_text(text)
     environment = {
         **os.environ,
@@ -48,9 +60,9 @@ def test_every_nightshift_command_of_the_readme_runs_as_printed(
         "NIGHTSHIFT_CONSOLE__PORT": str(free_port()),
         "NIGHTSHIFT_LIFECYCLE__QUIET_S": "0",
     }
-    lines = [line[2:] for block in pasted("console") for line in block.splitlines() if line.startswith("$ ")]
-    lines = [line for line in lines if line.startswith("nightshift ")]
-    assert len(lines) >= 11
+    printed = [line[2:] for block in pasted(page, "console") for line in block.splitlines() if line[:2] == "$ "]
+    lines = [here(line) for line in printed if line.startswith("nightshift ")]
+    assert len(lines) >= 9
     running: dict[str, subprocess.Popen[str]] = {}
 
     def start(line: str) -> None:

@@ -233,7 +233,7 @@ class Api:
             "open": {str(severity): sum(row.severity is severity for row in rows) for severity in Severity},
             "waiting": waiting,
             "gpus": dict(fleet.counts), "nodes": fleet.nodes,
-            "racks": [{"name": rack.name, "worst": rack.worst, "told": rack.said} for rack in fleet.racks],
+            "racks": [{"name": rack.name, "worst": rack.worst, "told": rack.said} for rack in fleet.groups],
             "sources": [
                 {"name": one.source.name, "ok": one.ok, "at_s": one.at_s, "samples": one.samples,
                  "problem": "" if one.ok else str(one.reason or "failed"), "detail": one.detail or one.partly}

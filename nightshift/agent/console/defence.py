@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Request
-from fastapi.responses import PlainTextResponse, Response
-from starlette.datastructures import Headers
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,7 +34,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 def defend(app: FastAPI, settings: Settings) -> None:
     """Puts the defences before an application's routes."""
-    app.middleware("http")(_guarded)
+    app.add_middleware(_Guarded)
     app.add_middleware(_Compressed)
     app.add_middleware(_Bounded)
     app.add_middleware(_OurHosts, hosts=_hosts(settings))
@@ -111,22 +110,35 @@ class _Bounded:
         await self._app(scope, replay, send)
 
 
-async def _guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+class _Guarded:
     """Refuses writes that another site started, and puts the security headers on every answer."""
-    if request.method not in ("GET", "HEAD") and not _from_our_pages(request):
-        response: Response = PlainTextResponse("this request came from another site", 403)
-    else:
-        response = await call_next(request)
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-    if request.url.path.startswith("/static/"):
-        response.headers["Cache-Control"] = "public, max-age=3600"
-    return response
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/static/"):
+                    headers["Cache-Control"] = "public, max-age=3600"
+            await send(message)
+
+        app = self._app
+        if scope["method"] not in ("GET", "HEAD") and not _from_our_pages(Headers(scope=scope)):
+            app = PlainTextResponse("this request came from another site", 403)
+        await app(scope, receive, guarded)
 
 
-def _from_our_pages(request: Request) -> bool:
+def _from_our_pages(headers: Headers) -> bool:
     """By what browsers say of a request and no script can forge: Sec-Fetch-Site (W3C Fetch Metadata) and Origin."""
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site not in ("same-origin", "none"):
         return False
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
+import orjson
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from nightshift.agent.approvals.access import AccessDecision, Permission, Sight, may
-from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
-from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import must_sign_in_again
 from nightshift.agent.approvals.questions import Question
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
 from nightshift.agent.incidents.returns import cases, days_out
-from nightshift.agent.kernels.drift import standings
+from nightshift.agent.incidents.rollouts import VersionChange
 from nightshift.agent.presentation import incident_view
-from nightshift.agent.presentation.line_chart import Chart
+from nightshift.agent.presentation.line_chart import Chart, plot
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.question import as_checked, spoken
 from nightshift.agent.rca.report import post_mortem
@@ -41,15 +40,15 @@ class Pages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._parts = site.parts
-        self._kernel_gate = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
 
     def add_to(self, app: FastAPI) -> None:
         for path, page in (
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/evidence/{evidence_id}", self.evidence),
             ("/incidents/{incident_id}/post-mortem.md", self.post_mortem),
+            ("/incidents/{incident_id}/signals.json", self.incident_signals),
             ("/gpus/{uuid}", self.gpu),
-            ("/kernels", self.kernels),
+            ("/gpus/{uuid}/signals.json", self.gpu_signals),
             ("/waiting", self.waiting),
             ("/returns", self.returns),
             ("/versions", self.versions),
@@ -100,9 +99,9 @@ class Pages:
             read=read_so_far,
             suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,
-            versions=self._parts.rollouts.of(incident, now_s) if self._parts.rollouts is not None else [],
+            versions=self._changes(incident, now_s),
             glance=incident_view.at_a_glance(incident, self._parts.gpu_hour_price()),
-            charts=shown,
+            charts=shown.values(),
             cited=cited,
             others=others,
             plan=incident_view.plan(incident, now_s),
@@ -161,23 +160,65 @@ class Pages:
         headers = {"Content-Disposition": f'attachment; filename="{quote(incident.id)}-post-mortem.md"'}
         return Response(text.encode(), media_type="text/markdown; charset=utf-8", headers=headers)
 
-    def gpu(self, request: Request, uuid: str) -> Response:
-        """The last hour of one GPU's signals and its incidents."""
+    def _changes(self, incident: Incident, now_s: float) -> Sequence[VersionChange]:
+        return self._parts.rollouts.of(incident, now_s) if self._parts.rollouts is not None else []
+
+    def incident_signals(self, request: Request, incident_id: str) -> Response:
+        """The charts of an incident's page to zoom into, beside their peers, with all that happened."""
         window = self._site.window(request)
-        gpu = Subject(SubjectKind.GPU, uuid)
-        now_s = self._parts.clock.now_s()
-        mine = window.gpus()
+        incident, now_s = window.incident(incident_id), self._parts.clock.now_s()
+        changes = [] if window.person.is_tenant else self._changes(incident, now_s)
+        marks = incident_view.chart_marks(incident, changes)
+        shown = incident_view.charts(incident, self._parts.history, now_s)
+        return self._plots(window, shown, marks, incident_view.onset_s(incident))
+
+    def gpu_signals(self, request: Request, uuid: str) -> Response:
+        """The charts of a GPU's page to zoom into, beside its peers."""
+        window = self._site.window(request)
+        _, charts = self._gpu_charts(window, uuid)
+        return self._plots(window, charts, (), self._parts.clock.now_s())
+
+    def _plots(
+        self,
+        window: IncidentWindow,
+        charts: Mapping[tuple[Subject, str], Chart],
+        marks: Sequence[tuple[float, str]],
+        at_s: float,
+    ) -> Response:
+        """`at_s`: when things were peers."""
+        plots, mine = [], window.gpus()
+        for (subject, metric), chart in charts.items():
+            others = incident_view.peers(subject, self._parts.inventory, at_s)
+            span = (float(chart.t_s[0]), float(chart.t_s[-1])) if len(chart.t_s) else (at_s, at_s)
+            # A team's chart has nothing of another's in it, not even as a median.
+            if mine is not None and subject.kind is SubjectKind.GPU:
+                others = [gpu for gpu in others if gpu in mine]
+                span = (max([span[0], *map(window.held_since_s, others)]), span[1])
+            lines = [self._parts.history.window(o, metric, *span) for o in others if window.may_name(o)]
+            plots.append(plot(chart, marks, lines))
+        return Response(orjson.dumps({"charts": plots}), media_type="application/json")
+
+    def _gpu_charts(self, window: IncidentWindow, uuid: str) -> tuple[Subject, dict[tuple[Subject, str], Chart]]:
+        """The last hour of one GPU's signals. Raises 404 where the visitor sees no such GPU."""
+        gpu, now_s, mine = Subject(SubjectKind.GPU, uuid), self._parts.clock.now_s(), window.gpus()
         # The same words as for a GPU that does not exist.
         if mine is not None and gpu not in mine:
             raise HTTPException(404, f"no GPU {uuid} was seen")
         start_s = max(now_s - _GPU_SPAN_S, window.held_since_s(gpu))
-        charts = []
+        charts = {}
         for metric in METRICS:
             if metric.kind is SubjectKind.GPU:
                 t_s, values = self._parts.history.window(gpu, metric.name, start_s, now_s)
                 # The last Xid is a code and no quantity: a line through 31 and 79 means nothing.
                 if values.size and metric.name != "gpu_xid_last":
-                    charts.append(Chart(metric.help, metric.unit, t_s, values))
+                    charts[gpu, metric.name] = Chart(metric.help, metric.unit, t_s, values)
+        return gpu, charts
+
+    def gpu(self, request: Request, uuid: str) -> Response:
+        """The last hour of one GPU's signals and its incidents."""
+        window = self._site.window(request)
+        gpu, charts = self._gpu_charts(window, uuid)
+        now_s = self._parts.clock.now_s()
         above = [s for s in self._parts.inventory.ancestors(gpu, now_s) if s != gpu and window.may_name(s)]
         if not charts and not above:
             raise HTTPException(404, f"no GPU {uuid} was seen")
@@ -192,7 +233,7 @@ class Pages:
             request,
             "gpu.html",
             gpu=gpu,
-            charts=charts,
+            charts=charts.values(),
             above=above,
             rows=rows,
             suppressed=self._site.suppressed(window, rows),
@@ -226,15 +267,6 @@ class Pages:
         self._site.of_cluster(request)
         found = self._parts.waiting()
         return self._site.page(request, "waiting.html", rows=found[:_PAGE], more=max(len(found) - _PAGE, 0))
-
-    def kernels(self, request: Request) -> Response:
-        """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""
-        person = self._site.window(request).person
-        rows = self._kernel_gate.proposals(person)[:_PAGE]
-        view = fleet_view(self._parts.store, self._parts.clock.now_s())
-        refused = {row.id: not_promotable(row, view) for row in rows}
-        in_use = standings(self._parts.store) if may(person, Permission.SEE_CLUSTER) else []
-        return self._site.page(request, "kernels.html", rows=rows, refused=refused, shown=SHOWN, in_use=in_use)
 
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""

@@ -227,8 +227,7 @@ class KernelRunner:
         # a pod's log is read whole each time, and written only where it says more
         if not heard.trials.items() <= lines.items():
             lines |= heard.trials
-            rows = [[name, number, line] for (name, number), line in sorted(lines.items())]
-            self._gate.store.keep({_LEDGER + search.name: zlib.compress(json.dumps(rows).encode())})
+            keep_ledger(self._gate.store, search.name, lines)
         held = {one.sha256: one for one in search.certificates}
         refused = list(search.refused)
         for envelope in heard.certificates:
@@ -266,6 +265,12 @@ class KernelRunner:
             self._gate.propose(plan, NIGHTSHIFT, record)
         text = canonical_json(envelope).decode()
         return Certified(sha256, problem, f"{verdict.get('status')} ({verdict.get('reason')})", text)
+
+
+def keep_ledger(store: Store, search: str, lines: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
+    """Keeps a search's lines, by problem and number, for `ledger_of`."""
+    rows = [[name, number, line] for (name, number), line in sorted(lines.items())]
+    store.keep({_LEDGER + search: zlib.compress(json.dumps(rows).encode())})
 
 
 def ledger_of(store: Store, search: KernelSearch) -> dict[tuple[str, int], Mapping[str, Any]]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
+from nightshift.agent.incidents.rollouts import VersionChange
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.summary import sentence_of
 from nightshift.agent.store.diagnosis import FACTS, SERIES, Evidence
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, taken_on
 from nightshift.agent.units import clock_time, duration, gpu_hours, sentence
 from nightshift.collectors.history import History
-from nightshift.collectors.subject import Subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.controllers.action import Action
 from nightshift.detectors.alarms.budget import words as budget_words
@@ -42,9 +43,9 @@ def onset_s(incident: Incident) -> float:
     return min((stored.finding.since.t_s for stored in incident.findings), default=incident.opened_s)
 
 
-def charts(incident: Incident, history: History, now_s: float) -> list[Chart]:
-    """One chart per signal that a finding or the evidence shows: the kept exhibit, followed by what history has
-    since, so that recovery is visible; the action's and the closing time are marked."""
+def charts(incident: Incident, history: History, now_s: float) -> dict[tuple[Subject, str], Chart]:
+    """One chart per signal (its subject and metric) of the findings and the evidence: the kept exhibit, followed by
+    what history has since, so that recovery is visible; the action's and the closing time are marked."""
     marks = _marks(incident)
     found: dict[tuple[Subject, str], Chart] = {}
     for stored in incident.findings:
@@ -75,7 +76,28 @@ def charts(incident: Incident, history: History, now_s: float) -> list[Chart]:
                 marks,
                 exhibit.note,
             )
-    return list(found.values())
+    return found
+
+
+_PEERS = 15
+_TOGETHER = (SubjectKind.JOB, SubjectKind.NODE)
+"""What makes things of one kind peers, the closest first."""
+
+
+def peers(subject: Subject, inventory: Inventory, at_s: float) -> list[Subject]:
+    """What should look like a subject: others of its kind in its job, else on its node; `_PEERS` at most."""
+    for group in inventory.nearest(subject, _TOGETHER, at_s):
+        others = [] if group is None else [s for s in inventory.below(group, subject.kind, at_s) if s != subject]
+        if others:
+            return others[:_PEERS]
+    return []
+
+
+def chart_marks(incident: Incident, changes: Iterable[VersionChange]) -> list[tuple[float, str]]:
+    """What the charts of an incident are marked with: each step of its history, and versions that changed."""
+    steps = [(step.at_s, sentence(step.after).lower()) for step in incident.history]
+    versions = [(change.at_s, f"{change.component} changed") for change in changes]
+    return sorted([*steps, *versions], key=lambda mark: mark[0])
 
 
 def evidence_chart(item: Evidence, onset: float) -> Chart | None:

@@ -1,4 +1,5 @@
 """Line charts as SVG, drawn on the server: they need no script, print, scale, and carry a text for screen readers.
+`plot` gives the same chart to the console's script, which draws it with uPlot to zoom into.
 
 No inline style is used, so the strict Content-Security-Policy holds; colours are classes of the stylesheet.
 """
@@ -6,10 +7,12 @@ No inline style is used, so the strict Content-Security-Policy holds; colours ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup, escape
 
 from nightshift.agent.units import SIZES, clock_time, quantity
@@ -18,6 +21,8 @@ from nightshift.collectors.frame import Floats
 WIDTH, HEIGHT = 720, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
 MAX_POINTS = 600
+PLOTTED_POINTS = 4000
+"""Of a chart that can be zoomed into."""
 # Beyond it, the span of an axis overflows; drawn as this.
 _LARGEST = 1e300
 # Times the usual distance of two points from which on nothing is drawn between them.
@@ -88,6 +93,59 @@ def draw(chart: Chart) -> Markup:
     text = describe(chart)
     head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(text)}">'
     return Markup(f"{head}<title>{escape(text)}</title>{''.join(parts)}</svg>")
+
+
+def plot(
+    chart: Chart, marks: Sequence[tuple[float, str]], peers: Sequence[tuple[Floats, Floats]] = ()
+) -> dict[str, Any]:
+    """The chart as JSON for the console's script: times in Unix s, missing values as null. `peers`: (t_s, values)
+    of what should look alike; drawn as their median between the lowest and the highest.
+
+    >>> one = Chart("Power", "W", np.array([0.0, 5.0]), np.array([400.0, np.nan]))
+    >>> plot(one, [(4.0, "acted")], [(np.array([0.0, 5.0]), np.array([390.0, 395.0]))])["peers"]["median"]
+    [390.0, 395.0]
+    """
+    t_s, values = thin(*with_gaps(chart.t_s, drawable(chart.values)), PLOTTED_POINTS)
+    known = [(at_s, drawn) for at_s, drawn in peers if at_s.size]
+    band = None
+    # Missing where a peer has no sample near: a line over its gap would be a value that no one measured.
+    if known and t_s.size:
+        rows = np.array([_nearest(t_s, at_s, drawable(drawn)) for at_s, drawn in known])
+        seen = np.isfinite(rows).any(axis=0)
+        band = {"count": len(known)} | {
+            name: _finite(np.where(seen, quantile, np.nan))
+            for name, quantile in zip(("low", "median", "high"), _quantiles(rows, seen), strict=True)
+        }
+    reference = chart.reference if chart.reference is not None and math.isfinite(chart.reference) else None
+    return {
+        "title": chart.title,
+        "unit": chart.unit,
+        "t_s": t_s.tolist(),
+        "values": _finite(values),
+        "onset": chart.onset_s,
+        "reference": reference,
+        "marks": [list(mark) for mark in marks],
+        "peers": band,
+    }
+
+
+def _quantiles(rows: Floats, seen: npt.NDArray[np.bool_]) -> Floats:
+    """Lowest, median and highest of each column, [3, n]; what no row has seen is 0."""
+    return np.asarray(np.nanquantile(np.where(seen, rows, 0.0), (0.0, 0.5, 1.0), axis=0), dtype=np.float64)
+
+
+def _nearest(t_s: Floats, at_s: Floats, values: Floats) -> Floats:
+    """The values at the times nearest to `t_s`, missing where the nearest is further than a gap."""
+    after = np.minimum(np.searchsorted(at_s, t_s), len(at_s) - 1)
+    before = np.maximum(after - 1, 0)
+    place = np.where(np.abs(at_s[before] - t_s) <= np.abs(at_s[after] - t_s), before, after)
+    usual = float(np.median(np.diff(at_s))) if len(at_s) > 1 else 0.0
+    near = np.abs(at_s[place] - t_s) <= max(GAP * usual, 1.0)
+    return np.where(near, values[place], np.nan)
+
+
+def _finite(values: Floats) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def describe(chart: Chart) -> str:

@@ -1,6 +1,6 @@
-"""A large fleet at a glance: one cell per GPU, drawn by rack; a rack leads to its nodes, a cell to its GPU.
+"""A large fleet at a glance: one cell per GPU, drawn by rack or by job; each leads to its nodes, a cell to its GPU.
 
-Ten thousand links would be a page of megabytes, so a rack is one picture: for each state one SVG path of all its
+Ten thousand links would be a page of megabytes, so a group is one picture: for each state one SVG path of all its
 cells. What a reader of the screen needs stands beside it as words.
 """
 
@@ -26,9 +26,10 @@ from nightshift.detectors.base import Severity
 AT_ONCE = 512
 LISTED = 12
 _NO_RACK = "no rack known"
+_NO_JOB = "no job"
 _PER_GROUP = 16
 """Nodes without a rack are drawn so many to a picture."""
-_SEVERITIES = list(Severity)
+_SEVERITIES = {severity: place for place, severity in enumerate(Severity)}
 _WORDS = {
     "critical": "critical",
     "warning": "warning",
@@ -38,13 +39,13 @@ _WORDS = {
     "ok": "healthy",
 }
 _T = TypeVar("_T")
-Racks = Mapping[str, Sequence[tuple[str, Sequence[Subject]]]]
+Groups = Mapping[str, Sequence[tuple[str, Sequence[Subject]]]]
 Told = Mapping[Subject, Sequence[tuple[str, IncidentSummary]]]
 
 
 @dataclass(frozen=True, slots=True)
-class RackPicture:
-    """A rack: `paths` is one SVG path per state, in cells of one unit; `rows` nodes of `columns` cells."""
+class GroupPicture:
+    """A rack or a job: `paths` is one SVG path per state, in cells of one unit; `rows` nodes of `columns` cells."""
 
     name: str
     link: str
@@ -57,9 +58,10 @@ class RackPicture:
 
 @dataclass(frozen=True)
 class Overview:
-    """The front page. `urgent`: the open incidents that a person should look at first, `LISTED` at most."""
+    """The front page. `groups`: racks or jobs. `urgent`: the open incidents that a person should look at first,
+    `LISTED` at most."""
 
-    racks: tuple[RackPicture, ...]
+    groups: tuple[GroupPicture, ...]
     nodes: int
     gpus: int
     counts: Mapping[str, int]
@@ -70,17 +72,17 @@ class Overview:
 
 @dataclass(frozen=True)
 class FleetPicture:
-    """What the fleet's pages are made of. `racks`: by name, nodes and their GPUs; `told`: by GPU, what open
-    incidents make of it."""
+    """What the pages of the fleet are made of. `groups`: by name of a rack or job, nodes and GPUs; `told`: by GPU,
+    what open incidents make of it."""
 
     front: Overview
     opened: Sequence[IncidentSummary]
-    racks: Racks
+    groups: Groups
     told: Told
 
-    def of_rack(self, name: str) -> list[IncidentSummary]:
-        """The open incidents that touch a rack's GPUs, newest first."""
-        gpus = (gpu for _, members in self.racks[name] for gpu in members)
+    def of_group(self, name: str) -> list[IncidentSummary]:
+        """The open incidents that touch a group's GPUs, newest first."""
+        gpus = (gpu for _, members in self.groups[name] for gpu in members)
         found = {row.id: row for gpu in gpus for _, row in self.told.get(gpu, ())}
         return sorted(found.values(), key=lambda row: -row.opened_s)
 
@@ -91,25 +93,26 @@ def overview(
     opened: Sequence[IncidentSummary],
     now_s: float,
     only: frozenset[Subject] | None = None,
+    by: SubjectKind = SubjectKind.RACK,
 ) -> FleetPicture:
-    """Every GPU by rack and node; of these, `only` some."""
+    """Every GPU by rack (or job) and node; of these, `only` some."""
     frame = history.latest(SubjectKind.GPU)
     told = trouble(opened, inventory, now_s)
     states = _states(frame, known(frame, inventory, now_s, only), told, now_s)
-    racks = by_rack(states, inventory, now_s)
-    pictures = [_picture(name, nodes, states) for name, nodes in racks.items()]
-    # Only trouble moves a rack to the front: else healthy racks would change places with every gap in the data.
+    groups = (by_job if by is SubjectKind.JOB else by_rack)(states, inventory, now_s)
+    pictures = [_picture(name, nodes, states) for name, nodes in groups.items()]
+    # Only trouble moves a group to the front: else healthy ones would change places with every gap in the data.
     pictures.sort(key=lambda item: -RANK[item.worst] if item.worst in ("warning", "critical") else 0)
     front = Overview(
         tuple(pictures),
-        sum(len(nodes) for nodes in racks.values()),
+        len({name for nodes in groups.values() for name, _ in nodes}),
         len(states),
         Counter(states.values()),
         len(opened),
         sum(row.state is IncidentState.AWAITING_APPROVAL for row in opened),
         tuple(sorted(opened, key=_urgency)[:LISTED]),
     )
-    return FleetPicture(front, opened, racks, told)
+    return FleetPicture(front, opened, groups, told)
 
 
 def known(
@@ -144,6 +147,20 @@ def by_rack(
     return found
 
 
+def by_job(
+    gpus: Iterable[Subject], inventory: Inventory, now_s: float
+) -> dict[str, list[tuple[str, list[Subject]]]]:
+    """GPUs by the job that holds them and node; those that no job holds come last."""
+    jobs: dict[str, dict[str, list[Subject]]] = {}
+    every = list(gpus)
+    above = inventory.nearest_each(every, (SubjectKind.JOB, SubjectKind.NODE), now_s)
+    for gpu, (job, node) in zip(every, above, strict=True):
+        nodes = jobs.setdefault(_NO_JOB if job is None else job.name, {})
+        nodes.setdefault("node not known" if node is None else node.name, []).append(gpu)
+    ordered = sorted(jobs, key=lambda name: (name == _NO_JOB, natural(name)))
+    return {name: sorted(jobs[name].items(), key=lambda item: natural(item[0])) for name in ordered}
+
+
 def _states(
     frame: Frame | None,
     gpus: Iterable[Subject],
@@ -165,7 +182,7 @@ def _states(
 
 def _picture(
     name: str, nodes: Sequence[tuple[str, Sequence[Subject]]], states: Mapping[Subject, str]
-) -> RackPicture:
+) -> GroupPicture:
     cells: dict[str, list[str]] = {}
     for row, (_, gpus) in enumerate(nodes):
         for column, gpu in enumerate(sorted(gpus, key=lambda gpu: gpu.name)):
@@ -175,7 +192,7 @@ def _picture(
     total = sum(counts.values())
     parts = [f"{counts[state]} {word}" for state, word in _WORDS.items() if state in counts]
     said = "all healthy" if counts.get("ok") == total else ", ".join(parts)
-    return RackPicture(
+    return GroupPicture(
         name,
         name,
         max(counts, key=RANK.__getitem__),
@@ -189,7 +206,7 @@ def _picture(
 def _urgency(row: IncidentSummary) -> tuple[int, int, float]:
     asks = row.state in (IncidentState.AWAITING_APPROVAL, IncidentState.ESCALATED)
     # What waits for a person comes before what takes care of itself, within one severity.
-    return -_SEVERITIES.index(row.severity), 0 if asks else 1, -row.opened_s
+    return -_SEVERITIES[row.severity], 0 if asks else 1, -row.opened_s
 
 
 class Fresh(Generic[_T]):

@@ -15,12 +15,14 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
 from nightshift.agent.console.api import Api, mistaken
+from nightshift.agent.console.control_pages import ControlPages
 from nightshift.agent.console.decisions import Decisions
 from nightshift.agent.console.defence import defend
 from nightshift.agent.console.entrance import Entrance
 from nightshift.agent.console.federation import FederationPages
 from nightshift.agent.console.fleet_pages import FleetPages
 from nightshift.agent.console.goodput_page import GoodputPage
+from nightshift.agent.console.kernel_pages import KernelPages
 from nightshift.agent.console.oidc import Provider
 from nightshift.agent.console.pages import Pages
 from nightshift.agent.console.policy_pages import PolicyPages
@@ -49,6 +51,8 @@ def build_console(parts: ConsoleParts, settings: Settings) -> FastAPI:
         FleetPages(site),
         federation,
         PolicyPages(site),
+        ControlPages(site),
+        KernelPages(site),
         GoodputPage(site),
         Pages(site),
         Decisions(site),

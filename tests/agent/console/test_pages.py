@@ -6,17 +6,19 @@ import re
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
+from examples.demo import recorded
 from nightshift.agent.presentation.tour import STEPS
-from tests.agent.story import TOKEN, Story
+from tests.agent.story import NOW_S, ONSET_S, TOKEN, Story
 
 WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
 PATHS = (
     *("/", "/incidents", "/waiting", "/goodput", "/policies", "/kernels"),
-    *("/sources", "/audit", "/returns", "/versions"),
+    *("/sources", "/audit", "/returns", "/versions", "/jobs", "/jobs/sft/sft-12"),
 )
 CUT = """[...document.querySelectorAll("main *")].filter((e) =>
     !e.closest("svg, pre, .hidden, .title, .scroll") && getComputedStyle(e).overflowX !== "visible"
@@ -32,7 +34,16 @@ def signed_in(page: Page, url: str) -> None:
 def full_story(story: Story) -> list[str]:
     """Paths of every page, of a story in which each has something to show."""
     story.waiting.append((story.finding(), "an alarm as strong as this comes by chance each day, and more"))
-    return [*PATHS, "/?tour", f"/incidents/{story.tell()}", f"/gpus/{story.gpus[4].name}"]
+    recorded.tell(story.store, NOW_S)
+    return [
+        *PATHS,
+        "/power",
+        "/scheduling",
+        f"/kernels/runs/{recorded.SEARCH}",
+        "/?tour",
+        f"/incidents/{story.tell()}",
+        f"/gpus/{story.gpus[4].name}",
+    ]
 
 
 def test_the_six_questions_of_a_night_are_answered_on_a_laptop_without_scrolling(
@@ -114,4 +125,41 @@ def test_no_page_overflows_breaks_a_rule_of_axe_or_logs_an_error(
             assert page.evaluate(CUT) == [], (path, width)
             found = Axe().run(page).response["violations"]
             assert [(v["id"], v["nodes"][0]["html"]) for v in found] == [], (path, width)
+    assert said == []
+
+
+def test_charts_show_onset_reference_peers_and_annotations_and_zoom_together(
+    page: Page, url: str, story: Story
+) -> None:
+    """uPlot under the page's own policy: a drag over one chart zooms all; the drawn charts stay for print."""
+    incident, said = story.tell(), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    with httpx.Client(base_url=url) as web:
+        (plot,) = web.get(f"/incidents/{incident}/signals.json").json()["charts"]
+        gpu = web.get(f"/gpus/{story.gpus[4].name}/signals.json").json()["charts"]
+    assert plot["onset"] == ONSET_S
+    assert plot["reference"] == 18e9
+    assert [word for _, word in plot["marks"]] == ["open", "diagnosed", "awaiting approval"]
+    power = next(chart for chart in gpu if chart["unit"] == "W")
+    assert power["peers"]["count"] == 7
+    low, median, high = (np.array(power["peers"][name]) for name in ("low", "median", "high"))
+    assert ((low <= median) & (median <= high)).all()
+    page.goto(f"{url}/gpus/{story.gpus[4].name}")
+    page.wait_for_selector(".plotted canvas")
+    spans = "document.querySelector('[data-signals]').plots.map((one) => one.scales.x.max - one.scales.x.min)"
+    before = page.evaluate(spans)
+    box = page.locator(".u-over").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 40, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 120, box["y"] + 60, steps=4)
+    page.mouse.up()
+    after = page.evaluate(spans)
+    assert len(after) == len(gpu) > 1
+    assert all(0 < now < 0.5 * then for now, then in zip(after, before, strict=True))
+    page.get_by_role("button", name="All").click()
+    assert page.evaluate(spans) == before
+    page.emulate_media(media="print")
+    assert page.locator("figure svg").first.is_visible()
+    assert not page.locator(".plot").first.is_visible()
     assert said == []

@@ -93,7 +93,9 @@ def _fillings(cluster: Cluster) -> dict[str, list[str]]:
         "incident_id": [*cluster.ids.values(), NOT_THERE],
         "evidence_id": ["E1", "E2", "E3", "E9"],
         "rack": [*_racks(cluster), "r-none"],
+        "job": [*(s.name for s in cluster.inventory.subjects(SubjectKind.JOB, NOW_S)), "no job", "none/none"],
         "decision": ["0000000000000000", "0000000000000001", "f00d"],
+        "run": ["none"],
         "uuid": [*(gpu.name for gpu in GPUS.values()), "GPU-none"],
     }
 
@@ -107,6 +109,7 @@ def _racks(cluster: Cluster) -> list[str]:
 
 
 def _urls(cluster: Cluster, path: str) -> list[str]:
+    path = path.replace(":path}", "}")
     names = re.findall(r"{(\w+)}", path)
     known = _fillings(cluster)
     unknown = [name for name in names if name not in known]
