@@ -19,7 +19,6 @@ from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind
-from nightshift.controllers.playbooks.plan import Economy
 from tests.agent.incidents import GPU, NODE, ManualClock, an_action
 from tests.agent.incidents.test_vendor_evidence import Node
 from tests.agent.lives import approved, opened, running
@@ -120,7 +119,7 @@ def test_when_a_node_comes_back_is_told_by_how_long_others_with_its_fault_took(
 ) -> None:
     def told() -> list[ComingBack]:
         with world.store.database.read() as connection:
-            return coming_back(connection, world.inventory, Economy(), clock.now_s())
+            return coming_back(connection, world.inventory, clock.now_s())
 
     out(world, clock)
     world.inventory.describe(NODE, unschedulable="true")
