@@ -35,9 +35,8 @@ import structlog
 
 from benchmarks.report import RESULTS, write
 from nightshift.collectors.base import Temporary
-from nightshift.collectors.slurm.answers import AnswerError, SlurmFailure, read_jobs, read_nodes
+from nightshift.collectors.slurm.answers import AnswerError, SlurmFailure, expand, read_jobs, read_nodes
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient
-from nightshift.collectors.slurm.host_list import expand
 from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector, SlurmSettings
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.action import ActionKind

@@ -24,7 +24,13 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.processes import await_answer, end, free_port
 
-pytest_plugins = ["tests.one_thread", "tests.determinism", "tests.kubernetes_api.cluster", "tests.slurm_lab"]
+pytest_plugins = [
+    "tests.one_thread",
+    "tests.garbage",
+    "tests.determinism",
+    "tests.kubernetes_api.cluster",
+    "tests.slurm_lab",
+]
 
 _NUMBER = itertools.count()
 

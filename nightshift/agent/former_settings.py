@@ -20,6 +20,11 @@ Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
+    "economy.reboot_s": "controllers.playbooks.plan:REBOOT_S",
+    "ladder.offences": "controllers.playbooks.ladder:OFFENCES",
+    "autonomy.agreement": "agent.approvals.scoreboard:AGREEMENT",
+    "autonomy.failures": "agent.approvals.scoreboard:FAILURES",
+    "keeping.evidence_bytes": "agent.incidents.retention:EVIDENCE_BYTES",
     "power.window_s": "controllers.power.settings:WINDOW_S",
     "power.lease_s": "controllers.power.settings:LEASE_S",
     "power.clocks.step_share": "controllers.power.clocks:STEP_SHARE",

@@ -20,6 +20,7 @@ FORKS.set_forkserver_preload(
         "nightshift.agent.store.audit",
         "nightshift.agent.doctor",
         "nightshift.agent.daemon",
+        "tests.frozen",
     ]
 )
 LIMIT_S = 500.0

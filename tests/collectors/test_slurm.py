@@ -27,15 +27,14 @@ from nightshift.collectors.slurm.answers import (
     SlurmJob,
     SlurmNode,
     ended_of_text,
+    expand,
     jobs_of_text,
     nodes_of_text,
     read_jobs,
     read_nodes,
 )
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused, SlurmSilent
-from nightshift.collectors.slurm.host_list import expand
-from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector, SlurmSettings
-from nightshift.collectors.slurm.states import of_job, of_node
+from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector, SlurmSettings, of_job, of_node
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Situation, Undo

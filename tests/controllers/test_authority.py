@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.authority import Pair, begin, is_good, issue, turn
-from nightshift.controllers.authority_secrets import CertificateNames, keep
+from nightshift.controllers.authority import CertificateNames, Pair, begin, is_good, issue, keep, turn
 from tests.kubernetes_api.cluster import Cluster
 
 NAMES = ("nightshift-node.ops.svc",)

@@ -15,15 +15,18 @@ BUCKETS = max(LENGTHS) + 1
 
 
 def first_alarm(level: Floats) -> tuple[int, int] | None:
-    """(bucket, shape) at which a floor of one process, bucket by bucket, first looks like a leak; None if never."""
-    for now in range(10, len(level) + 1):
-        window = np.full((1, BUCKETS), np.nan)
-        seen = level[max(0, now - BUCKETS) : now]
-        window[0, BUCKETS - len(seen) :] = seen
-        found = climbs(window, np.array([LIMIT]), np.array([now]), WIDTH_S, HORIZON_S)
-        if found.found[0]:
-            return now, int(found.shape[0])
-    return None
+    """(bucket, shape) at which a floor of one process, bucket by bucket, first looks like a leak; None if never.
+
+    Each bucket's window is one row of one question: rows know nothing of each other.
+    """
+    buckets = np.arange(10, len(level) + 1)
+    padded = np.concatenate([np.full(BUCKETS, np.nan), level])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, BUCKETS)[buckets]
+    found = climbs(windows, np.full(len(buckets), LIMIT), buckets, WIDTH_S, HORIZON_S)
+    if not found.found.any():
+        return None
+    first = int(found.found.argmax())
+    return int(buckets[first]), int(found.shape[first])
 
 
 def noisy(level: Floats, size: float = 0.05) -> Floats:

@@ -47,6 +47,10 @@ class Level(StrEnum):
 WINDOW_S = 90 * 86_400.0
 # Decisions of people before anything can be said of a kind of action.
 DECISIONS = 5
+# Least share of agreement, by its lower 95 % bound: 19 of 20 suffice, 18 of 20 do not.
+AGREEMENT = 0.8
+# Largest share of ended actions that were not confirmed. With more, the kind is no remedy for its fault.
+FAILURES = 0.1
 
 
 class Settings(BaseModel):
@@ -59,12 +63,6 @@ class Settings(BaseModel):
         description="Require an earned approval history before a kind that policy allows runs automatically",
     )
     agreed: int = Field(default=20, ge=1, description="Agreements before it may act")
-    agreement: float = Field(
-        default=0.8, gt=0, lt=1, description="Least share of agreement, by its lower 95 % bound, before it may act"
-    )
-    failures: float = Field(
-        default=0.1, ge=0, le=1, description="Largest share of carried out actions that were not confirmed"
-    )
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,12 @@ def rate(score: ApprovalScore, settings: Settings) -> Rating:
     low = wilson_low(score.agreed, score.decided)
     if score.agreed < settings.agreed:
         return Rating(score, Level.PROPOSE, f"{score.agreed} of {settings.agreed} agreements")
-    if low < settings.agreement:
-        return Rating(score, Level.PROPOSE, f"agreement is at least {low:.0%}; {settings.agreement:.0%} are needed")
+    if low < AGREEMENT:
+        return Rating(score, Level.PROPOSE, f"agreement is at least {low:.0%}; {AGREEMENT:.0%} are needed")
     ended = score.confirmed + score.failed
     # Multiplied rather than divided: nothing was carried out yet where a kind has only been agreed to.
-    if score.failed > settings.failures * ended:
-        return Rating(score, Level.PROPOSE, f"{score.failed} of {ended} did not help; {settings.failures:.0%} may")
+    if score.failed > FAILURES * ended:
+        return Rating(score, Level.PROPOSE, f"{score.failed} of {ended} did not help; {FAILURES:.0%} may")
     return Rating(score, Level.ACT, f"agreement is at least {low:.0%}; {score.failed} of {ended} did not help")
 
 

@@ -105,7 +105,7 @@ def certificates(
 
     from nightshift.collectors.kubernetes.api import AccessSettings
     from nightshift.controllers.actuators.kube_client import KubeClient
-    from nightshift.controllers.authority_secrets import CertificateNames, keep
+    from nightshift.controllers.authority import CertificateNames, keep
 
     day_s = 86_400.0
     names = (f"{name}-authority", f"{name}-server", f"{name}-client")

@@ -19,7 +19,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, node_steps, traits_of
 from nightshift.controllers.cordon import node_of
 from nightshift.controllers.guard import Commitment
-from nightshift.controllers.playbooks.plan import RESET_S, Economy
+from nightshift.controllers.playbooks.plan import REBOOT_S, RESET_S
 
 MOST_NODES = 12
 """So many are named in one message; the rest is counted."""
@@ -35,7 +35,7 @@ class ComingBack:
     at_s: float | None
 
 
-def coming_back(connection: Connection, inventory: Inventory, economy: Economy, now_s: float) -> list[ComingBack]:
+def coming_back(connection: Connection, inventory: Inventory, now_s: float) -> list[ComingBack]:
     """By node, each once, in order of their names."""
     known = cases(connection)
     found: dict[str, ComingBack] = {}
@@ -45,7 +45,7 @@ def coming_back(connection: Connection, inventory: Inventory, economy: Economy, 
             if item.ended_s is not None and inventory.fact(subject, "unschedulable") == "false":
                 continue  # a person gave it back
             gpus = len(inventory.gpus(subject, now_s))
-            found[node] = ComingBack(node, gpus, item.action.kind, _expected_s(item, node, known, economy, now_s))
+            found[node] = ComingBack(node, gpus, item.action.kind, _expected_s(item, node, known, now_s))
     return sorted(found.values())
 
 
@@ -73,13 +73,11 @@ def _nodes(item: Commitment) -> Iterator[str]:
         yield from (node_of(step) for step in node_steps(item.action))
 
 
-def _expected_s(
-    item: Commitment, node: str, known: Iterable[ReturnCase], economy: Economy, now_s: float
-) -> float | None:
+def _expected_s(item: Commitment, node: str, known: Iterable[ReturnCase], now_s: float) -> float | None:
     if item.action.kind is ActionKind.RESET_GPU and item.ended_s is None:
         return max(now_s, item.begun_s + RESET_S)
     if item.action.kind is ActionKind.REBOOT_NODE and item.ended_s is None:
-        return max(now_s, item.begun_s + economy.reboot_s)
+        return max(now_s, item.begun_s + REBOOT_S)
     mine = next((case for case in known if case.node == node and case.back_s is None), None)
     days = [case.days(now_s) for case in known if mine and case.back_s is not None and case.fault == mine.fault]
     if mine is None or not days:

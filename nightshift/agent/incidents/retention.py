@@ -32,6 +32,8 @@ from nightshift.controllers.action import traits_of
 DAY_S = 86_400.0
 # Receipts of learned control are kept for so long: what an operator compares is the last month.
 DECISIONS_DAYS = 30.0
+# Most that diagnoses with their evidence take before old ones go: one dump still saves the whole database.
+EVIDENCE_BYTES = 4 * 2**30
 # Not the audit log: it only names the incident's number, and outlives it.
 _OF_AN_INCIDENT = [
     # children first: a reading is of a diagnosis
@@ -54,9 +56,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     incidents_days: float = Field(default=180.0, gt=0, description="Ended incidents with their evidence (days)")
-    evidence_bytes: int = Field(
-        default=4 * 2**30, ge=2**20, description="Most that diagnoses with their evidence take before old ones go"
-    )
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
     anchor_file: Path | None = Field(
         default=None,
@@ -150,7 +149,7 @@ class Keeping:
             sa.select(vendor_files.c.incident, sa.func.length(vendor_files.c.content)),
         ).subquery()
         total = connection.execute(sa.select(sa.func.coalesce(sa.func.sum(pieces.c.size), 0))).scalar_one()
-        left = int(total) - self.settings.evidence_bytes
+        left = int(total) - EVIDENCE_BYTES
         if left <= 0:
             return []
         each = sa.select(pieces.c.incident, sa.func.sum(pieces.c.size).label("size"))

@@ -60,7 +60,7 @@ def build_scheduling(
 
     def coming() -> str:
         with store.database.read() as connection:
-            return words_of(coming_back(connection, inventory, settings.economy, clock.now_s()))
+            return words_of(coming_back(connection, inventory, clock.now_s()))
 
     around = Surroundings(
         keep=watch.receipts.keep,

@@ -26,6 +26,8 @@ RUNGS = tuple(kind for _, kind in sorted((row.rung, kind) for kind, row in KINDS
 WINDOW_S = 7 * 86_400.0
 # Hardware faults of one GPU are counted over a month: rare ones count together.
 OFFENCES_WINDOW_S = 30 * 86_400.0
+# Two may be one repair that did not hold; the third says that the device is at fault.
+OFFENCES = 3
 
 
 class RepairLadder(BaseModel):
@@ -35,7 +37,6 @@ class RepairLadder(BaseModel):
 
     gpu_resets: int = Field(default=2, ge=0, description="Resets of one GPU per window before its node is rebooted")
     node_reboots: int = Field(default=1, ge=0, description="Reboots for one GPU per window before it is returned")
-    offences: int = Field(default=3, ge=1, description="So many in the window make it a repeat offender")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Rung:
 def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
     """Where a device stands: at what its error calls for, or as far above as what was tried has led."""
     # before what the error calls for: each repair that holds for a day costs its jobs more than an exchange
-    if record.offences + 1 >= ladder.offences:
+    if record.offences + 1 >= OFFENCES:
         days = OFFENCES_WINDOW_S / 86_400
         return Rung(
             ActionKind.OPEN_RMA,

@@ -34,6 +34,8 @@ from nightshift.detectors.base import State
 HORIZON_S = 28_800.0
 # A GPU reset with its checks; the driver takes most of it, whatever the site.
 RESET_S = 300.0
+# A node's reboot with its checks, on the long side: a plan must not promise less.
+REBOOT_S = 1200.0
 # Chance of another uncorrectable HBM error within 24 h of a first, measured on Calchas' data.
 REPEAT_PROBABILITY = 0.44
 
@@ -47,7 +49,6 @@ class Economy(BaseModel):
         default=600.0, gt=0, description="From a job's stop to its first step after restart (s)"
     )
     response_s: float = Field(default=7200.0, gt=0, description="Until a person would act without us (s)")
-    reboot_s: float = Field(default=1200.0, gt=0, description="Node reboot with its checks (s)")
     expires_s: float = Field(default=3600.0, gt=0, description="Time until an unapproved plan expires (s)")
     gpu_hour_price: float | None = Field(
         default=None, gt=0, description="Price of one GPU-hour in your currency; none: goodput without money"

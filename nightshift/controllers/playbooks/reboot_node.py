@@ -5,6 +5,7 @@ from __future__ import annotations
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
+    REBOOT_S,
     Reach,
     Remedy,
     crash_gpu_hours,
@@ -39,7 +40,7 @@ class RebootNode(Remedy):
             stops=reach.jobs,
             nodes=(node,),
             gpus=reach.gpus,
-            cost_gpu_hours=cost + len(reach.gpus) * self._economy.reboot_s / 3600.0,
+            cost_gpu_hours=cost + len(reach.gpus) * REBOOT_S / 3600.0,
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
             params=params,
         )

@@ -100,7 +100,8 @@ def test_an_automatic_kind_asks_a_person_until_it_has_earned_it(
     """The same policy: at first somebody has to approve, and the plan says why; after enough agreement it acts."""
     world, clock = made(tmp_path, kinds={A.RESTART_JOB: ApprovalRule.AUTOMATIC})
     monkeypatch.setattr("nightshift.agent.approvals.scoreboard.DECISIONS", 2)
-    board = Scoreboard(world.store.database, Settings(required=True, agreed=3, agreement=0.4))
+    monkeypatch.setattr("nightshift.agent.approvals.scoreboard.AGREEMENT", 0.4)
+    board = Scoreboard(world.store.database, Settings(required=True, agreed=3))
 
     def not_earned(action: object) -> str:
         found = board.may_act(action, clock.now_s())  # type: ignore[arg-type]

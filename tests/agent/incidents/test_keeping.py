@@ -59,11 +59,14 @@ def test_old_incidents_go_whole_and_open_ones_stay(kept: tuple[World, ManualCloc
     assert world.store.audit.records(incident=number_of("INC-1")), "the audit log outlives them"
 
 
-def test_evidence_beyond_its_room_goes_oldest_first(kept: tuple[World, ManualClock, Path]) -> None:
+def test_evidence_beyond_its_room_goes_oldest_first(
+    kept: tuple[World, ManualClock, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world, clock, path = kept
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE diagnoses SET body = body || ?", (" " * 700_000,))
-    assert keeping(world, evidence_bytes=2**20).remove_incidents(clock.now_s()) == 1
+    monkeypatch.setattr("nightshift.agent.incidents.retention.EVIDENCE_BYTES", 2**20)
+    assert keeping(world).remove_incidents(clock.now_s()) == 1
     assert names(world) == {"INC-2", "INC-3"}
 
 

@@ -143,7 +143,7 @@ def test_when_a_node_comes_back_is_told_by_how_long_others_with_its_fault_took(
 ) -> None:
     def told() -> list[ComingBack]:
         with world.store.database.read() as connection:
-            return coming_back(connection, world.inventory, Economy(), clock.now_s())
+            return coming_back(connection, world.inventory, clock.now_s())
 
     out(world, clock)
     world.inventory.describe(NODE, unschedulable="true")

@@ -18,13 +18,19 @@ import torch
 import torch._dynamo  # an optimiser's first step loads it, and it then asks for functions at exit
 from torch.nn.modules import module
 
-from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.footprint import Footprint, Functions
 from nightshift.kernels.judge.verdict import STATUS_OF, Reason, Status
 
 
-def test_an_honest_call_leaves_nothing_behind() -> None:
+@pytest.fixture(scope="module")
+def functions() -> Functions:
+    """Of every module, which takes seconds; each footprint notes for itself what differed when it was taken."""
+    return Functions()
+
+
+def test_an_honest_call_leaves_nothing_behind(functions: Functions) -> None:
     x = torch.rand(3, 4)
-    footprint = Footprint("cpu")
+    footprint = Footprint("cpu", functions)
     with torch.inference_mode(), torch.no_grad():
         torch.softmax(x, -1)
     footprint.handed_over([torch.empty(3) for _ in range(40)])
@@ -41,12 +47,12 @@ def _environment(name: str, value: str | None) -> None:
 
 
 @pytest.fixture(scope="module")
-def taken_once() -> Footprint:
-    """Taking one costs seconds; whoever changes something takes it back."""
+def taken_once(functions: Functions) -> Footprint:
+    """Whoever changes something takes it back."""
     torch.manual_seed(0)
     random.setstate(PYTHONS)
     numpy.random.set_state(NUMPYS)
-    return Footprint("cpu")
+    return Footprint("cpu", functions)
 
 
 PYTHONS, NUMPYS = random.getstate(), numpy.random.get_state()
@@ -120,8 +126,8 @@ def test_objects_taken_from_the_garbage_collector_are_told_when_asked_thoroughly
     assert "objects that are never collected" not in taken_once.changed(thoroughly=True)
 
 
-def test_drawing_once_makes_a_model_and_drawing_again_changes_what_the_job_draws() -> None:
-    footprint = Footprint("cpu")
+def test_drawing_once_makes_a_model_and_drawing_again_changes_what_the_job_draws(functions: Functions) -> None:
+    footprint = Footprint("cpu", functions)
     torch.nn.Linear(3, 3)
     assert footprint.changed() == []
     assert footprint.changed() == []
@@ -130,16 +136,18 @@ def test_drawing_once_makes_a_model_and_drawing_again_changes_what_the_job_draws
     assert footprint.changed() == ["state of torch's generator"]
 
 
-def test_a_function_of_torch_in_anothers_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    footprint = Footprint("cpu")
+def test_a_function_of_torch_in_anothers_place_is_told(
+    monkeypatch: pytest.MonkeyPatch, functions: Functions
+) -> None:
+    footprint = Footprint("cpu", functions)
     monkeypatch.setattr(torch, "softmax", torch.sigmoid)
     assert footprint.changed() == ["torch.softmax"]
 
 
 def test_a_method_in_anothers_place_is_told_when_asked_thoroughly_an_inherited_one_too(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, functions: Functions
 ) -> None:
-    footprint = Footprint("cpu")
+    footprint = Footprint("cpu", functions)
     assert footprint.changed(thoroughly=True) == []
     monkeypatch.setattr(torch.nn.Linear, "forward", torch.relu)
     monkeypatch.setattr(torch.optim.AdamW, "step", print)
@@ -194,8 +202,8 @@ def test_what_a_package_registers_at_its_first_use_is_no_change_also_where_debia
     assert done.stdout.split() == ["0", "2"]
 
 
-def test_outputs_that_are_kept_are_counted_and_a_few_are_not() -> None:
-    footprint = Footprint("cpu")
+def test_outputs_that_are_kept_are_counted_and_a_few_are_not(functions: Functions) -> None:
+    footprint = Footprint("cpu", functions)
     kept = [torch.empty(5) for _ in range(7)]
     footprint.handed_over(kept)
     assert footprint.outlived() == 0
@@ -207,8 +215,8 @@ def test_outputs_that_are_kept_are_counted_and_a_few_are_not() -> None:
     assert footprint.outlived() == 0
 
 
-def test_a_thread_that_stays_is_counted() -> None:
-    footprint = Footprint("cpu")
+def test_a_thread_that_stays_is_counted(functions: Functions) -> None:
+    footprint = Footprint("cpu", functions)
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()

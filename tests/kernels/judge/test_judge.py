@@ -182,9 +182,9 @@ def test_numbers_among_the_inputs_stay_the_same_over_a_race() -> None:
     assert not torch.equal(first[0], second[0])
 
 
-def test_a_machine_fault_is_nobodys_verdict() -> None:
-    with Judge("cpu", machine_fault=lambda: "Xid 79: GPU has fallen off the bus") as judge:
-        verdict = judge.verdict(library("import os\nos._exit(1)"), SOFTMAX, Request(TINY, None, static=False))
+def test_a_machine_fault_is_nobodys_verdict(cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_judge, "_machine_fault", lambda: "Xid 79: GPU has fallen off the bus")
+    verdict = cpu_judge.verdict(library("import os\nos._exit(1)"), SOFTMAX, Request(TINY, None, static=False))
     assert verdict.status is Status.machine_fault
     assert not verdict.refused
     assert "Xid 79" in verdict.detail

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from examples.pager_stand_in.server import StandIn
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
-from nightshift.agent.incidents.automatic_repair import CLEAR_S, PLAN_S, REPAIR_S, page_waits_until_s
+from nightshift.agent.incidents.suppression import CLEAR_S, PLAN_S, REPAIR_S, page_waits_until_s
 from nightshift.agent.store.incident import TRANSITIONS, Cause, IncidentState
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.action import ActionKind, ApprovalRule, BlastRadius
