@@ -21,7 +21,6 @@ from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus
-from nightshift.controllers.playbooks.plan import Economy
 from tests.agent.incidents import GPU, NODE, ManualClock, an_action
 from tests.agent.incidents.test_vendor_evidence import Node
 from tests.agent.lives import approved, opened, running
