@@ -48,7 +48,8 @@ def own_tails(fleets: dict[str, list[Series]]) -> dict[str, tuple[float, int, fl
     """What each fleet's own tail states (alarms per 1,000 series-days), from how many episodes and series-days."""
     every, plugin = [s for many in fleets.values() for s in many], MemoryLeak.plugin
     heard = listen(loosened([MemoryLeak]), ticks(every, STEP_S), Inventory())[plugin]
-    found, known = {}, subjects(every)
+    known = subjects(every)
+    found: dict[str, tuple[float, int, float]] = {}
     for name, part in apart(fleets).items():
         of = set(known[part])
         own = LooseAlarms(heard.threshold)
@@ -66,7 +67,7 @@ def next_week(fleets: dict[str, list[Series]]) -> dict[str, Any]:
     later = {name: between(many, WEEK_S, 2 * WEEK_S) for name, many in fleets.items()}
     told = replay([s for many in later.values() for s in many], STEP_S).alarms
     shipped = MemoryLeak().stated.per_1000_series_days
-    found = {}
+    found: dict[str, Any] = {}
     for name, part in apart(later).items():
         alarms = [len(times) for times in told[part]]
         days = [float(s.t_s[-1] - s.t_s[0]) / DAY_S for s in later[name]]
@@ -81,7 +82,7 @@ def next_week(fleets: dict[str, list[Series]]) -> dict[str, Any]:
             "alarms": sum(alarms),
             "expected": expected,
             "count_interval_per_1000": [1000.0 * end for end in garwood(sum(alarms), sum(days), 0.9)],
-            "realised_per_1000": by_device(alarms, days, 1000.0),
+            "realised_per_1000": by_device([float(count) for count in alarms], days, 1000.0),
             "within_twice_the_stated": bool(sum(alarms) <= TOLERATED * expected),
         }
     return found
