@@ -173,26 +173,3 @@ def test_a_loader_that_is_seldom_slow_is_named_within_four_minutes() -> None:
 def test_what_one_rank_does_for_all_is_no_slow_loader(every: int, busy: float | None) -> None:
     """It evaluates or saves every so many steps, and its data time holds that."""
     assert loads(0.0, 1.3, every=every, busy=busy) == []
-
-
-@pytest.mark.parametrize(
-    ("since", "restarts", "named"), [(80, False, {"ml/train#3"}), (0, False, set()), (80, True, set())]
-)
-def test_a_rank_that_leaves_what_is_usual_beside_its_peers_is_slow_at_four_percent(
-    since: int, restarts: bool, named: set[str]
-) -> None:
-    """GPUs of one model differ by some percent from the start; after a restart they are perhaps others."""
-    rng, detector, known = np.random.default_rng(46), Straggler(), by_hand.inventory()
-    found: set[str] = set()
-    for n in range(220):
-        at_s, run = by_hand.START_S + 5 * n, "second" if restarts and n >= since else "first"
-        own = {r: (1.02 if r == 5 else 1.0) * (1.042 if r == 3 and n >= since else 1.0) for r in range(8)}
-        told = [
-            replace(
-                by_hand.steps(by_hand.rank(r), n, [at_s], {"compute_s": [0.5 * ratio * rng.normal(1.0, 0.004)]}),
-                run=run,
-            )
-            for r, ratio in own.items()
-        ]
-        found |= {f.subject.name for f in detector.update(by_hand.tick(at_s, series=told), known)}
-    assert found == named

@@ -8,9 +8,6 @@ only where the slow ones are few and apart from all others (`few_and_apart`): wo
 (context, experts) makes many ranks slow, by degrees. Compute is compared between GPUs of one model alone. (Lin et
 al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
 
-Healthy GPUs of one model differ by a few percent, and stay as they differ. So a rank's compute beside its peers'
-is learnt, and one that leaves what is usual for it is slow at a smaller excess (`_since_usual`).
-
 A loader that is slow in one step of eight leaves every median alone, and may cost the job half of its time. So
 beside the medians stands what the job lost by waiting for each rank: the steps in which it loads far longer than
 the slowest of its peers. Chance spreads such steps over all ranks; one that has nearly all of them is named.
@@ -18,10 +15,9 @@ the slowest of its peers. Chance spreads such steps over all ranks; one that has
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -130,10 +126,6 @@ STEPS = 30
 PERSIST_S = 90.0
 # Slower than its peers by this factor in the median step; below it, healthy GPUs of one model differ, too.
 RATIO = 1.05
-# ... or by this factor over what is usual beside its peers, which is known after so many looks with new steps, ...
-MOVED, LEARNT = 1.03, 6
-# ... and so many times what its peers have moved by; what is usual follows by this share of the distance a look.
-DEVIATIONS, SLOWLY = 6.0, 0.05
 # Share of steps in which it is slower at all: imbalance makes every rank slow at times, a slow GPU always.
 OFTEN = 0.8
 # Share of the peers' own time that the excess has to cost; less is not worth a restart.
@@ -183,8 +175,6 @@ class Excess:
     """Of an intermittent one: how likely its peers' steps would fall on it as well."""
     of_all: float = 0.0
     """Of an intermittent one: its share of the steps in which the job waits for one rank."""
-    moved: float = 1.0
-    """The ratio over what is usual for this rank, where it stands out from what its peers have moved by."""
 
 
 class Straggler:
@@ -211,7 +201,6 @@ class Straggler:
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
         columns |= {"counted_step": Column(np.int64, -1), "counted": Column(np.float64, 0.0, (len(COUNTED),))}
         columns |= {"who": Column(np.float64, 0.0, (2,))}
-        columns |= {"usual": Column(np.float64, np.nan), "learnt": Column(np.int64, 0), "run": Column(np.int64, -1)}
         self._table = SeriesTable(columns, FORGET_S)
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
@@ -243,8 +232,7 @@ class Straggler:
             unlikely = np.log(max(e.chance, 1e-300)) / np.log(CHANCE)
             return float(max(min(e.share / WAITED, e.often / SELDOM, unlikely), 0.0))
         often = (e.often - 0.5) / (OFTEN - 0.5)
-        slower = max((e.ratio - 1.0) / (RATIO - 1.0), (e.moved - 1.0) / (MOVED - 1.0))
-        return max(min(slower, often, e.share / COST), 0.0)
+        return max(min((e.ratio - 1.0) / (RATIO - 1.0), often, e.share / COST), 0.0)
 
     def _is_worse(self, e: Excess, known: tuple[str, Excess] | None) -> bool:
         """Whether an intermittent excess is the one to tell: half of an alarm's, where its medians tell nothing."""
@@ -278,10 +266,6 @@ class Straggler:
     def _take(self, series: StepSeries, at_s: float) -> None:
         table = self._table
         slot = table.slot(series.subject)
-        run = zlib.crc32(series.run.encode())
-        if table["run"][slot] != run:  # perhaps on other GPUs
-            table["run"][slot], table["usual"][slot], table["learnt"][slot] = run, np.nan, 0
-            table["compute_s"][slot] = np.nan
         place = series.step[-RING:] % RING
         table["step"][slot, place] = series.step[-RING:]
         for name in SIGNALS:
@@ -394,12 +378,8 @@ class Straggler:
         compared = [("compute_s", rows) for rows in alike] + [("data_s", np.arange(len(slots)))]
         for name, rows in compared:
             found_of = excesses(took[name][rows], typical_s, STEPS)
-            if name == "compute_s":
-                found_of = self._since_usual(slots[rows], found_of)
             strong = [e is not None and self._strength(e) >= self.settings.strength for e in found_of]
             few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
-            gone = [slow and e is not None and e.moved >= MOVED for slow, e in zip(strong, found_of, strict=True)]
-            few |= few_and_apart([np.nan if e is None else e.moved for e in found_of], gone)
             for place, (row, excess) in enumerate(zip(rows.tolist(), found_of, strict=True)):
                 if excess is None:
                     continue
@@ -408,30 +388,6 @@ class Straggler:
                 elif row not in worst or excess.share > worst[row][1].share:
                     worst[row] = (name, excess)
         return worst, shared_out
-
-    def _since_usual(self, slots: NDArray[np.int64], found_of: list[Excess | None]) -> list[Excess | None]:
-        """These with what each has moved by; learns what is usual. Of fewer than four ranks no one can say which
-        has moved. What is usual is not learnt from ranks that are on their way to an alarm."""
-        table = self._table
-        beside = np.array([np.nan if e is None else np.log(max(e.ratio, 1e-6)) for e in found_of])
-        away = beside - table["usual"][slots]
-        known = np.isfinite(away) & (table["learnt"][slots] >= LEARNT)
-        made = list(found_of)
-        for row in np.flatnonzero(known & (away > 0.5 * np.log(MOVED))).tolist():
-            others = away[known & (np.arange(len(away)) != row)]
-            e = found_of[row]
-            if e is None or len(others) < 3:
-                continue
-            moved = float(away[row] - np.median(others))
-            scatter = 1.4826 * float(np.median(np.abs(others - np.median(others))))
-            if moved > DEVIATIONS * scatter:
-                made[row] = replace(e, moved=float(np.exp(moved)))
-        learns = np.isfinite(beside) & table["news"][slots] & ~(away > 0.5 * np.log(MOVED))
-        count, usual = table["learnt"][slots], table["usual"][slots]
-        pace = np.maximum(1.0 / (count + 1.0), SLOWLY)
-        table["usual"][slots] = np.where(learns, np.where(count == 0, beside, usual + pace * away), usual)
-        table["learnt"][slots] = count + learns
-        return made
 
     def _waited_for(
         self, slots: NDArray[np.int64], data_s: Floats, own_s: Floats, newest: NDArray[np.int64], typical_s: float
@@ -561,7 +517,6 @@ class Straggler:
             at_s,
             Severity.WARNING,
             f"{work} takes {e.ratio:.2f} times as long as at {e.peers} peers ({100 * e.often:.0f} % of steps)"
-            + (f", {e.moved:.2f} times its usual" if e.ratio < RATIO and e.moved > 1.0 else "")
             if e.chance is None
             else f"The job waits {e.excess_s:.2g} s for its {work} in {100 * e.often:.0f} % of steps: "
             f"{100 * e.share:.0f} % of the time",
@@ -571,7 +526,6 @@ class Straggler:
             facts={
                 "resource": "compute" if name == "compute_s" else "data",
                 "ratio": e.ratio,
-                "moved": e.moved,
                 "slower_share_of_steps": e.often,
                 "excess_s_per_step": e.excess_s if e.chance is None else e.excess_s * e.often,
                 "lost_share": e.share,
