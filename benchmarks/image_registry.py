@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -94,7 +95,7 @@ class Publisher:
 
     def refusal(self, repository: str, digest: str, signer: Signer) -> str:
         """Why an image may not be pulled where only what this person signed may; empty: it was pulled."""
-        signed = {"type": "signedBy", "keyType": "GPGKeys", "keyPath": str(signer.public)}
+        signed: dict[str, Any] = {"type": "signedBy", "keyType": "GPGKeys", "keyPath": str(signer.public)}
         signed |= {"signedIdentity": {"type": "matchRepository"}}
         policy = {"default": [{"type": "reject"}], "transports": {"docker": {self._at.place: [signed]}}}
         (self._folder / "policy.json").write_text(json.dumps(policy))

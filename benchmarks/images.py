@@ -229,7 +229,10 @@ def _worker(root: Path, image: Image, log: Path) -> dict[str, Any]:
     began_s = time.monotonic()
     with running(root, image, (), log) as process:
         assert process.wait(STARTED_S) == 0, log.read_text()[-4000:]
-    figures = {"problems_listed": len(log.read_text().splitlines()), "start_s": time.monotonic() - began_s}
+    figures: dict[str, Any] = {
+        "problems_listed": len(log.read_text().splitlines()),
+        "start_s": time.monotonic() - began_s,
+    }
     program = "import time, torch, triton; print(torch.__version__, triton.__version__); time.sleep(600)"
     with running(root, image, ("-u", "-c", program), log, program=("python",)) as process:
         while not (said := log.read_text()).endswith("\n"):
