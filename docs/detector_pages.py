@@ -35,7 +35,7 @@ _SIGNALS = {
 """Where an alarm's own evidence is no series: a signal that shows it, of the alarm's subject or the first GPU."""
 _BLIND = {
     "cluster": "What neither Kubernetes nor Slurm reports.",
-    "gpu_lost": "A GPU that answers and computes wrong. All GPUs of a node at once: then its source is lost.",
+    "gpu_lost": "A GPU that answers and computes wrong. All GPUs of a node at the same time: then its source is lost.",
     "job_crash": "A job that prints nothing when it ends, and one that hangs.",
     "kernel_events": "A fault that the kernel does not log.",
     "nccl_watchdog": "A hang with the watchdog switched off, or one shorter than its timeout.",
