@@ -19,7 +19,7 @@ from nightshift.collectors.subject import Inventory, Subject
 from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit, State
+from nightshift.detectors.base import Detector, Finding, LogExhibit, SeriesExhibit, State
 from nightshift.detectors.contract.streams import faults, played
 from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.plugins import ALL
@@ -35,7 +35,7 @@ _SIGNALS = {
 """Where an alarm's own evidence is no series: a signal that shows it, of the alarm's subject or the first GPU."""
 _BLIND = {
     "cluster": "What neither Kubernetes nor Slurm reports.",
-    "gpu_lost": "A GPU that answers and computes wrong. All GPUs of a node at once: then its source is lost.",
+    "gpu_lost": "A GPU that answers and computes wrong. All GPUs of a node: then its source is lost.",
     "job_crash": "A job that prints nothing when it ends, and one that hangs.",
     "kernel_events": "A fault that the kernel does not log.",
     "nccl_watchdog": "A hang with the watchdog switched off, or one shorter than its timeout.",
@@ -92,7 +92,7 @@ def _steps(calm: StepSeries, burst: StepSeries, share: float) -> StepSeries:
     return replace(calm, columns=columns)
 
 
-def _first(detector: Any, ticks: list[Tick], inventory: Inventory) -> Finding | None:
+def _first(detector: Detector, ticks: list[Tick], inventory: Inventory) -> Finding | None:
     for tick in ticks:
         for finding in detector.update(tick, inventory):
             if finding.state is State.FIRING:

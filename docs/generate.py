@@ -68,7 +68,7 @@ def pages() -> dict[str, str]:
         "../decisions/README.md": with_block("decisions/README.md", "decisions", decisions_table()),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
-        "../man/nightshift.1": man_page(),
+        "../../nightshift/agent/cli/nightshift.1": man_page(),
     }
 
 

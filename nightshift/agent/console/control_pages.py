@@ -135,11 +135,11 @@ class ControlPages:
         rows.sort(key=lambda row: (row.seen.get("place", 0), row.job))
         waits = [row for row in rows if _verb(row.proposed) == SteerVerb.HOLD]
         starts = [row for row in rows if _verb(row.proposed) != SteerVerb.HOLD]
-        return self._site.page(request, "scheduling.html", waits=waits, starts=starts, why=reason)
+        return self._site.page(request, "scheduling.html", waits=waits, starts=starts, why=reason, verb=_verb)
 
 
 def _verb(action: Any) -> str:
-    return str(action.get("verb", "")) if isinstance(action, Mapping) else ""
+    return str(action.get("verb", "") if isinstance(action, Mapping) else action)
 
 
 def reason(decision: ControlDecision) -> str:
