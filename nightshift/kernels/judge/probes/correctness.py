@@ -263,7 +263,7 @@ def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: ErrorAllowance) -
     return ProbeFinding(None, "", element_ratio=ratio)
 
 
-def steps_apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def steps_apart(result: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """How many steps lie between the elements of two tensors of one dtype of `EIGHT_BITS`; 255 where one is NaN."""
 
     def place(x: torch.Tensor) -> torch.Tensor:
@@ -271,8 +271,8 @@ def steps_apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         size = bits & 0x7F
         return torch.where(bits < 0, -size, size)
 
-    nan = [torch.isnan(x.to(torch.float32)) for x in (one, other)]
-    apart = torch.where(nan[0] != nan[1], 255, (place(one) - place(other)).abs())
+    nan = [torch.isnan(x.to(torch.float32)) for x in (result, truth)]
+    apart = torch.where(nan[0] != nan[1], 255, (place(result) - place(truth)).abs())
     return torch.where(nan[0] & nan[1], 0, apart)
 
 
