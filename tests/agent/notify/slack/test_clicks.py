@@ -24,6 +24,7 @@ from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.server import Server
+from nightshift.agent.notify.ledger import DeliveryLedger
 from nightshift.agent.notify.slack.card import Ticket
 from nightshift.agent.notify.slack.service import MAX_BODY_BYTES, PATH
 from nightshift.agent.store.diagnosis import LOG, Answer, Evidence, Quote, ReadingState
@@ -62,10 +63,12 @@ def to(chat: Chat, mode: str) -> Iterator[str]:
 
 
 def _shown(chat: Chat) -> tuple[str, str]:
-    """An incident whose message stands in the channel, and the message's timestamp."""
+    """An incident whose message stands in the channel, and the message's timestamp; we know of it, too."""
     name = chat.opened()
     chat.slack.wake()
     card = until(lambda: [m for m in chat.messages() if "approve" in buttons_of(m)], "the message with its buttons")
+    ledger = DeliveryLedger(chat.store.database)
+    until(lambda: ledger.card_of(CHANNEL, card[0]["ts"]), "Slack's answer is stored")
     return name, card[0]["ts"]
 
 
