@@ -198,8 +198,8 @@ def _expected(phase: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def _fault_of(one: Fired, faults: Sequence[Mapping[str, Any]], at: Callable[[float], float]) -> int:
-    """The number of the fault that a finding belongs to: of those whose time it is, the newest that makes its kind,
-    on its rank before on another; else the newest of all; -1 where it is no fault's time."""
+    """The number of the fault that explains a finding, among the faults active at its time; -1 where none is. First
+    choice: a fault of that kind on that rank, then of that kind, then any. The newest counts among equals."""
     now = [n for n, p in enumerate(faults) if at(p["onset_s"]) <= one.at_s <= at(p["end_s"]) + LATE_S]
 
     def fits(number: int) -> tuple[bool, bool, int]:

@@ -304,7 +304,7 @@ def run(q, k, v, initial_state, g, beta, cu_seqlens, scale):
 
 
 def delta() -> dict[str, Any]:
-    """A gated delta rule with the gates given and a state whose values come last."""
+    """A gated delta rule. The gates are inputs, and the state's last axis is that of the values."""
     sizes = {"num_q_heads": 2, "num_k_heads": 2, "num_v_heads": 4, "head_size": 16}
     state = "float32 num_seqs num_v_heads head_size head_size"
     inputs = {

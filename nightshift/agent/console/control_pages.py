@@ -76,7 +76,7 @@ def power_rows(
         ranks = [job, *inventory.below(job, SubjectKind.RANK, now_s)]
         tokens = [_mean(history, rank, "tokens_per_s", now_s) for rank in ranks]
         took_s = [_mean(history, rank, "step_time_s", now_s) for rank in ranks]
-        # each rank tells the whole job's rate, so the median of what is told is the job's
+        # every rank reports the rate of the whole job: their median is the job's, their sum too much
         rows.append(
             PowerRow(
                 decision, watts, *limits_w(decision, limit_w),

@@ -1,4 +1,4 @@
-"""Rows of activations: norms, after a residual addition too, SiLU of a gate, softmax; a row is read once."""
+"""Operations by row: norms (also after a residual addition), softmax, SiLU, rows of an embedding, rotary."""
 
 from __future__ import annotations
 

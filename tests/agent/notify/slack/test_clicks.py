@@ -63,7 +63,7 @@ def to(chat: Chat, mode: str) -> Iterator[str]:
 
 
 def _shown(chat: Chat) -> tuple[str, str]:
-    """An incident whose message stands in the channel, and the message's timestamp; we know of it, too."""
+    """An incident with its message in the channel, and the message's timestamp, which our ledger has stored."""
     name = chat.opened()
     chat.slack.wake()
     card = until(lambda: [m for m in chat.messages() if "approve" in buttons_of(m)], "the message with its buttons")
