@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 _SANITIZED_BYTES = 4 << 20
 _HELPER = re.compile(r"memcpy|memset|copy|fill|arange", re.IGNORECASE)
-"""GPU work of the helpers that an own kernel may ask torch for (see `kernels.judge.probes.examine`)."""
+"""GPU work of the helpers that an own kernel may ask torch for (see `kernels.judge.probes.runners`)."""
+_DRAW = re.compile(r"distribution", re.IGNORECASE)
+"""And of torch's generator, where the right answer is random."""
 
 
 def plan(
@@ -152,6 +154,8 @@ def exhibits(trial: JudgeTrial, runner: HostRunner | PlanRunner) -> list[Exhibit
 def hold_to_launches(trial: JudgeTrial, entrant: Hosted) -> None:
     """Tier B's kernels, as the profiler names them, are those that recorded calls launched, and copies."""
     strange = [name for name in entrant.kernels if name not in trial.launched and not _HELPER.search(name)]
+    if trial.problem.random:
+        strange = [name for name in strange if not _DRAW.search(name)]
     if strange and not trial.candidate.calls_libraries:
         text = f"the profiler sees {strange[0][:120]!r}, which is no launch of its own"
         raise Refusal(Reason.library_call, text, "timing")

@@ -51,6 +51,8 @@ TORCH_MAKERS = _words("""
     is_tensor no_grad ones ones_like promote_types result_type scalar_tensor tensor zeros zeros_like
 """)
 """What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
+TORCH_DRAWS = _words("rand randint")
+"""And where the right answer is random: numbers of torch's generator, which is what makes calls differ."""
 TORCH_ROOMS = frozenset({"autograd", "cuda", "func", "nn"})
 TORCH_NAMED = frozenset(
     {("amp", "custom_bwd"), ("amp", "custom_fwd"), ("compiler", "disable"), ("compiler", "is_compiling")}
@@ -103,8 +105,11 @@ class Observation:
         return f"line {self.line}: {self.text}" if self.line else self.text
 
 
-def read(candidate: Candidate) -> tuple[Observation, ...]:
-    """Everything that speaks against the source, in the order of its lines; empty where nothing does."""
+def read(candidate: Candidate, random: bool = False) -> tuple[Observation, ...]:
+    """Everything that speaks against the source, in the order of its lines; empty where nothing does.
+
+    random: the problem's right answer is, so that a kernel of its own may draw from torch's generator.
+    """
     if candidate.language == "cuda":
         return tuple(_read_cuda(candidate))
     try:
@@ -113,7 +118,7 @@ def read(candidate: Candidate) -> tuple[Observation, ...]:
         told = getattr(error, "msg", None) or error
         return (Observation(Reason.syntax, getattr(error, "lineno", None) or 0, f"does not parse: {told}"),)
     try:
-        found = sorted(_Reader(candidate, tree).observations(), key=lambda o: (o.line, o.text))
+        found = sorted(_Reader(candidate, tree, random).observations(), key=lambda o: (o.line, o.text))
     except RecursionError:
         return (Observation(Reason.syntax, 0, "nested too deeply"),)
     return tuple(dict.fromkeys(found))
@@ -255,12 +260,13 @@ class _Reader:
     spaces: namespaces of operators of its own.
     """
 
-    def __init__(self, candidate: Candidate, tree: ast.Module) -> None:
+    def __init__(self, candidate: Candidate, tree: ast.Module, random: bool) -> None:
         nodes = list(ast.walk(tree))
         defined = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
         self._candidate = candidate
         self._tree = tree
         self._own = not candidate.calls_libraries
+        self._makers = TORCH_MAKERS | TORCH_DRAWS if random else TORCH_MAKERS
         self._allowed = MODULES if self._own else LIBRARY_MODULES
         self._modules = {name: module for node in nodes for name, module in _imported(node).items()}
         self._functions = {node.name for node in defined}
@@ -408,7 +414,7 @@ class _Reader:
         if room == "ops" and self._spaces & {*chain[1:2]}:
             return True
         inner = room in TORCH_ROOMS and tuple(chain[:2]) != ("nn", "functional")
-        return inner or room in TORCH_MAKERS or tuple(chain[:2]) in TORCH_NAMED
+        return inner or room in self._makers or tuple(chain[:2]) in TORCH_NAMED
 
     def _absolute(self, node: ast.expr) -> tuple[str, ...]:
         """An attribute chain with the local module name replaced by the imported one."""

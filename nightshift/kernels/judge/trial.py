@@ -112,7 +112,7 @@ class JudgeTrial:
         if told := misfit(self.candidate, self.problem):
             raise Refusal(Reason.declaration, told, "declaration")
         if self.request.static:
-            for observation in static.read(self.candidate):
+            for observation in static.read(self.candidate, self.problem.random):
                 raise Refusal(observation.reason, str(observation), "static")
             self.stages.append("static")
         racing = self.racing

@@ -16,6 +16,7 @@ import inspect
 import math
 import random
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,6 +195,7 @@ def told(case: Case) -> str:
 
 def _reference(definition: Definition) -> Callable[..., Any]:
     module = types.ModuleType(f"definition_{definition.name}")
+    sys.modules[module.__name__] = module  # Dynamo asks for a function's module by name
     with as_it_was():
         try:
             exec(compile(definition.reference, f"<{definition.name}>", "exec"), module.__dict__)

@@ -67,6 +67,13 @@ def test_what_honest_code_often_says_is_not_held_against_it(lines: str) -> None:
     assert _read(HONEST + lines + "\n") == ()
 
 
+def test_torch_may_draw_numbers_where_the_right_answer_is_random_only() -> None:
+    source = HONEST + "y = torch.rand(3)\nz = torch.randn(3)\n"
+    candidate = Candidate(source, "entry", "triton", "own_kernel", "bitwise")
+    assert [found.text for found in read(candidate)] == ["calls torch.rand", "calls torch.randn"]
+    assert [found.text for found in read(candidate, random=True)] == ["calls torch.randn"]
+
+
 def test_an_entry_may_be_annotated() -> None:
     assert _read("import torch\n\nentry: object = torch.nn.Softmax(-1)\n", "library", "python") == ()
 

@@ -27,6 +27,8 @@ _HELPERS |= {"arange", "scalar_tensor", "lift_fresh_copy", "resize_", "set_", "r
 
 _DRAWS = ("state of torch's generator", "torch's generator")
 """What a candidate for a problem with a random answer may change."""
+_DRAWN = {"rand", "randint", "random_", "uniform_"}
+"""What it may ask torch for: numbers, of which its own kernel makes the answer."""
 
 
 class Runner(Protocol):
@@ -201,7 +203,8 @@ def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, A
     told = answer.get("opaque")
     opaque = [str(name)[:100] for name in told] if isinstance(told, list) else []
     moves_only = all(problem.flops(case) == 0 for case in problem.cases)
-    computed = sorted(set(opaque) - (_HELPERS - _MOVES if moves_only else _HELPERS))
+    helpers = _HELPERS - (_MOVES if moves_only else set()) | (_DRAWN if problem.random else set())
+    computed = sorted(set(opaque) - helpers)
     if computed and not candidate.calls_libraries:
         text = f"declared {candidate.kind!r}, but computes with torch's {', '.join(computed[:5])}"
         return Refusal(Reason.library_call, text, "smoke")
