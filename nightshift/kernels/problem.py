@@ -168,6 +168,8 @@ class Problem:
     accepts: of a problem with more than one right answer: what is wrong in a probe's calls, the latest last, in
       words; empty where nothing is.
     random: its right answer is random: a candidate may draw from torch's generator.
+    narrow: torch's own product of the inputs as they are, where the reference first makes them wider: on a GPU its
+      error is allowed as eager's is.
     probes: the probes of a problem, candidate, secret and scope, where sizes follow from each other; else the plan
       of `kernels.judge.probes.inputs`.
     """
@@ -213,6 +215,7 @@ class Problem:
     forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
     accepts: Callable[[Sequence[tuple[Inputs, Outputs]]], str] | None = None
     random: bool = False
+    narrow: Callable[..., Any] | None = None
     probes: Callable[[Problem, Any, bytes, Any], tuple[Any, ...]] | None = None
 
     def outside(self, case: Case) -> str:

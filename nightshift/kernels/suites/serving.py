@@ -102,6 +102,22 @@ class _Wide(TorchFunctionMode):
         return torch.float64 if isinstance(value, torch.dtype) and value in self._NARROW else value
 
 
+class _TensorCores(TorchFunctionMode):
+    """Products of float32 matrices that hold bfloat16's values as a GPU multiplies bfloat16: its tensor cores cut
+    sums off where float32 arithmetic rounds them, so that every server's kernel errs by several times as much."""
+
+    _PRODUCTS = frozenset({torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._PRODUCTS and all(self._fits(x) for x in args):
+            return torch.mm(args[0].bfloat16(), args[1].bfloat16(), torch.float32)
+        return func(*args, **(kwargs or {}))
+
+    def _fits(self, x: torch.Tensor) -> bool:
+        usual = x.is_cuda and x.dim() == 2 and x.numel() > 0 and x.dtype is torch.float32
+        return usual and torch.equal(x, x.bfloat16().float())
+
+
 def problem_of(definition: Definition, workloads: Sequence[Workload] = ()) -> Problem:
     """A definition and its workloads as a problem. Raises ProblemError where its inputs have no known meaning."""
     reference = _reference(definition)
@@ -123,6 +139,11 @@ def problem_of(definition: Definition, workloads: Sequence[Workload] = ()) -> Pr
         with as_it_was():
             return reference(*inputs)
 
+    def narrow(*inputs: Any) -> Any:
+        with as_it_was(), _TensorCores():
+            return reference(*inputs)
+
+    products = dtype == "bfloat16" and any(form.dtype == "float32" for form in definition.outputs.values())
     checked.__dict__["source"] = definition.reference  # a certificate names its hash
     problem = Problem(
         name=f"serving/{definition.name}",
@@ -141,6 +162,7 @@ def problem_of(definition: Definition, workloads: Sequence[Workload] = ()) -> Pr
         distributions=DISTRIBUTIONS,
         layouts=("contiguous",),
         oracle=oracle,
+        narrow=narrow if products and torch.cuda.is_available() else None,
         probes=lambda problem, candidate, secret, scope: probes(problem, maker, secret, scope),
     )
     rule = rule_of(definition, lambda inputs: (problem.eager(inputs), problem.truth(inputs)))
@@ -270,10 +292,25 @@ class _Maker:
         return tuple(size if isinstance(size, int) else lengths.sizes[size] for size in form.shape or ())
 
     def moved_bytes(self, case: Case) -> int:
-        """Of all inputs and outputs."""
+        """Of all inputs and outputs; of a table that is read by places, of the rows that they name."""
         lengths = self.lengths(case)
-        forms = (*self.definition.inputs.values(), *self.definition.outputs.values())
-        return sum(math.prod(self.shape(form, lengths)) * form.torch_dtype.itemsize for form in forms if form.shape)
+        sizes = [
+            math.prod(self.shape(form, lengths)) * form.torch_dtype.itemsize * self._share(form, lengths)
+            for form in self.definition.inputs.values()
+            if form.shape
+        ]
+        made = (form for form in self.definition.outputs.values() if form.shape)
+        sizes += [math.prod(self.shape(form, lengths)) * form.torch_dtype.itemsize for form in made]
+        return int(sum(sizes))
+
+    def _share(self, form: TensorForm, lengths: Lengths) -> float:
+        """Of the rows of an input, at least so many are read: all but of a table with places among the inputs."""
+        axis = (form.shape or ("",))[0]
+        for axes, by, named in TABLES:
+            if axis in axes and (given := by & set(self.definition.inputs)):
+                size = max(1, lengths.sizes[str(axis)])
+                return min(1.0, named(self, size, lengths, min(given)) / size)
+        return 1.0
 
     def lengths(self, case: Case) -> Lengths:
         if case not in self._lengths:
@@ -587,6 +624,33 @@ ROLES: tuple[tuple[Callable[[str, TensorForm], bool], Role], ...] = (
     (lambda name, form: form.dtype in FLOATS and form.shape is not None, _values),
 )
 """What an input is, by the first of these that fits."""
+
+
+def _pages(maker: _Maker, size: int, lengths: Lengths, name: str) -> float:
+    return len({page for pages in lengths.pages for page in pages})
+
+
+def _rows(maker: _Maker, size: int, lengths: Lengths, name: str) -> float:
+    """Of random places, which may repeat: as many as differ in the mean."""
+    count = math.prod(maker.shape(maker.definition.inputs[name], lengths))
+    return size * (1.0 - (1.0 - 1.0 / size) ** count)
+
+
+def _experts(maker: _Maker, size: int, lengths: Lengths, name: str) -> float:
+    total = max(size, lengths.sizes.get("num_experts", 0))
+    tokens = maker.shape(maker.definition.inputs[name], lengths)[0]
+    return size * (1.0 - (1.0 - 1.0 / total) ** (tokens * lengths.sizes.get("top_k", 1)))
+
+
+TABLES: tuple[tuple[set[str], set[str], Callable[[_Maker, int, Lengths, str], float]], ...] = (
+    ({"num_pages"}, {"sparse_indices"}, lambda *_: 0.0),  # rows without a place are many, and some name one twice
+    ({"num_pages"}, {"kv_indices", "block_table", "page_table"}, _pages),
+    ({"vocab_size"}, {"input_ids"}, _rows),
+    ({"max_seq_len", "max_position"}, {"positions"}, _rows),
+    ({"pool_size", "state_cache_size"}, {"initial_state_indices", "state_batch_indices"}, _rows),
+    ({"num_experts", "num_local_experts"}, {"topk_ids", "routing_logits", "gating_output"}, _experts),
+)
+"""Axes of tables, by which inputs their rows are named, and how many are: a kernel need not read any other."""
 
 
 def _role(name: str, form: TensorForm) -> Role | None:

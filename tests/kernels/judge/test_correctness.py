@@ -539,3 +539,20 @@ def test_eight_bits_are_a_step_off_at_most_and_few_of_them(kernel: Kernel, reaso
     problem = replace(named("gelu"), reference=silu, make_inputs=inputs, oracle=lambda x: silu(x.double()))
     finding = _judge(problem, Case.of("bfloat16", rows=64, n=512), kernel)
     assert finding.reason == reason, finding.detail
+
+
+def test_the_error_of_torch_s_own_narrow_product_is_allowed_as_eager_s_is() -> None:
+    case = Case.of("bfloat16", m=64, n=64, k=64)
+    problem = named("matmul")
+    cut = replace(problem, narrow=lambda a, b: (problem.reference(a, b).float() * (1 + 2.0**-5)).bfloat16())
+    inputs, right = _asked(problem, case, "normal")
+    _, wider = _asked(cut, case, "normal")
+    made = (problem.reference(*inputs).float() * (1 + 2.0**-5)).bfloat16()
+    assert compare(right, (made,)).reason is not None
+    assert compare(wider, (made,)).reason is None
+
+
+def test_two_results_in_eight_bits_are_compared_with_their_signs() -> None:
+    zero = torch.zeros(3).to(torch.float8_e4m3fn)
+    assert repeats_agree([zero], [zero])
+    assert not repeats_agree([zero], [(-torch.zeros(3)).to(torch.float8_e4m3fn)])

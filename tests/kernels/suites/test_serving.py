@@ -261,6 +261,18 @@ def test_a_definition_of_whole_prompts_gets_no_continued_one(tmp_path: Path) -> 
         assert (int(offsets[0][-1]) < int(offsets[1][-1])) is fewer
 
 
+def test_a_kernel_need_read_no_more_of_a_table_than_its_places_name(tmp_path: Path) -> None:
+    made = problem(tmp_path, decode())
+    case = made.cases[0].with_(rows=5)
+    q, cache, values, offsets, pages, scale = made.inputs(case, "normal", 1, "cpu")
+    tables = cache.nbytes + values.nbytes
+    whole = q.nbytes + tables + offsets.nbytes + pages.nbytes + sum(x.nbytes for x in made.eager((
+        q, cache, values, offsets, pages, scale)))  # fmt: skip
+    unread = tables * (1 - len(set(pages.tolist())) / len(cache))
+    assert unread > 0
+    assert made.compulsory_bytes(case) == int(whole - unread)
+
+
 def test_the_oracle_is_float64(tmp_path: Path) -> None:
     made = problem(tmp_path, decode())
     inputs = made.inputs(made.cases[0], "normal", 1, "cpu")

@@ -43,6 +43,8 @@ class Zygote:
         environment["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] = str(int(tf32_products))  # torch's own, read when it loads
         environment["TRITON_INTERPRET"] = "1" if interpret else "0"
         environment["TRITON_CACHE_DIR"] = str(self._root / "warm")
+        # Inductor sets it to torch's copy once it has compiled, which confined processes may not run
+        environment.pop("TRITON_PTXAS_PATH", None)
         command = [sys.executable, "-m", "nightshift.kernels.judge.host.zygote", str(its.fileno()), device]
         self._process = subprocess.Popen(command, pass_fds=(its.fileno(),), env=environment, cwd=self._root)
         its.close()

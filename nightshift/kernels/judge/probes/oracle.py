@@ -26,7 +26,7 @@ from nightshift.kernels.judge.probes.errors import errors_of, positive, rows_of
 from nightshift.kernels.judge.probes.exact import WrittenOut, doubt
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, made_one, repeats
-from nightshift.kernels.problem import Inputs, Outputs, Problem, gradients_of
+from nightshift.kernels.problem import Inputs, Outputs, Problem, as_outputs, gradients_of
 
 POOL_ELEMENTS = 4096
 # All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
@@ -77,6 +77,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         elif not rule.outputs:
             return replace(found, exact=True, signed_zero=False)  # a sum of 0 has either sign by its order
     draws = [(eager, truth), *_further_draws(problem, probe, seed, inputs, truth)]
+    if problem.narrow is not None and not probe.backward:
+        draws.append((as_outputs(problem.narrow(*inputs)), truth))
     finite = all(bool(torch.isfinite(x.double()).all()) for x in (*truth, *eager))
     return replace(
         found,

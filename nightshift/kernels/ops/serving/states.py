@@ -40,17 +40,17 @@ def delta(
         held = tl.zeros((ROWS, D), tl.float32)
     if RAGGED:  # an empty sequence has a state of zeros, whatever it began with
         held = tl.where(last > first, held, 0.0)
-    if not GIVEN:
-        decay = -tl.exp(tl.load(a_log + head).to(tl.float32))
-        bias = tl.load(dt_bias + head).to(tl.float32)
+    if not GIVEN:  # gates in float64: they are few, and the GPU's own exp2 errs by two units in every row alike
+        decay = -tl.exp(tl.load(a_log + head).to(tl.float64))
+        bias = tl.load(dt_bias + head).to(tl.float64)
     for token in range(first, last):
         gate = tl.load(a + token * HEADS + head).to(tl.float32)
         beta = tl.load(b + token * HEADS + head).to(tl.float32)
         if not GIVEN:
-            x = gate + bias
+            x = gate.to(tl.float64) + bias
             soft = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-            gate = tl.exp(decay * soft)
-            beta = 1.0 / (1.0 + tl.exp(-beta))
+            gate = tl.exp(decay * soft).to(tl.float32)
+            beta = (1.0 / (1.0 + tl.exp(-beta.to(tl.float64)))).to(tl.float32)
         key = tl.load(k + (token * KEYS + shared) * D + column).to(tl.float32)
         query = tl.load(q + (token * KEYS + shared) * D + column).to(tl.float32)
         value = tl.load(v + (token * HEADS + head) * D + row).to(tl.float32)
