@@ -58,10 +58,11 @@ def amid_others(
     """The outputs of `run(inputs)`, called among other calls of the same entry on a second stream, with other
     values: who keeps memory between calls gives it to both at once. On the CPU one call comes after the other.
     integers: whether theirs are others too; offsets that others rely on must stay."""
-    others = [
-        _blank(x).copy_(x.roll(1) if integers or x.is_floating_point() else x) if isinstance(x, torch.Tensor) else x
-        for x in inputs
-    ]
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return _blank(x).copy_(_rolled(x) if integers or x.is_floating_point() else x)
+
+    others = [other(x) if isinstance(x, torch.Tensor) else x for x in inputs]
     if device != "cuda":
         run(others)
         outputs = run(inputs)
@@ -95,9 +96,16 @@ def calls_beside(outputs: Any) -> int:
 def another_layers(inputs: Sequence[Any]) -> list[Any]:
     """Inputs of the same forms with other values, which ask for gradients where these do."""
     return [
-        _blank(x).copy_(x.detach().roll(1)).requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        _blank(x).copy_(_rolled(x.detach())).requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
         for x in inputs
     ]
+
+
+def _rolled(tensor: torch.Tensor) -> torch.Tensor:
+    """Every value at its neighbour's place; of float8 its bytes, as CUDA rolls no such tensor."""
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        return tensor.view(torch.uint8).roll(1).view(tensor.dtype)
+    return tensor.roll(1)
 
 
 def _blank(tensor: torch.Tensor) -> torch.Tensor:

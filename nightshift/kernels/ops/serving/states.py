@@ -13,6 +13,16 @@ import triton.language as tl
 
 
 @triton.jit
+def softplus(x):
+    # log(1 + e^x), exact to the last bits where e^x is far below 1 (Kahan's logarithm)
+    small = tl.exp(tl.minimum(x, 20.0))
+    more = 1.0 + small
+    rounded = more - 1.0
+    near = tl.where(rounded > 0.0, tl.log(more) * (small / tl.where(rounded > 0.0, rounded, 1.0)), small)
+    return tl.where(x > 20.0, x, near)
+
+
+@triton.jit
 def delta(
     q, k, v, state, a_log, a, dt_bias, b, offsets, out, new_state, steps, scale,
     HEADS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, RAGGED: tl.constexpr,
@@ -48,8 +58,7 @@ def delta(
         beta = tl.load(b + token * HEADS + head).to(tl.float32)
         if not GIVEN:
             x = gate.to(tl.float64) + bias
-            soft = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-            gate = tl.exp(decay * soft).to(tl.float32)
+            gate = tl.exp(decay * softplus(x)).to(tl.float32)
             beta = (1.0 / (1.0 + tl.exp(-beta.to(tl.float64)))).to(tl.float32)
         key = tl.load(k + (token * KEYS + shared) * D + column).to(tl.float32)
         query = tl.load(q + (token * KEYS + shared) * D + column).to(tl.float32)
@@ -85,6 +94,16 @@ import triton.language as tl
 
 
 @triton.jit
+def softplus(x):
+    # log(1 + e^x), exact to the last bits where e^x is far below 1 (Kahan's logarithm)
+    small = tl.exp(tl.minimum(x, 20.0))
+    more = 1.0 + small
+    rounded = more - 1.0
+    near = tl.where(rounded > 0.0, tl.log(more) * (small / tl.where(rounded > 0.0, rounded, 1.0)), small)
+    return tl.where(x > 20.0, x, near)
+
+
+@triton.jit
 def mamba(
     state, x, dt, a, b, c, d, dt_bias, slots, out, new_state,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
@@ -101,7 +120,7 @@ def mamba(
     of_row = (batch * HEADS + head) * D + row
     value = tl.load(x + of_row).to(tl.float32)
     step = tl.load(dt + of_row).to(tl.float32) + tl.load(dt_bias + head * D + row).to(tl.float32)
-    step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+    step = softplus(step)
     decay = tl.exp(tl.load(a + (head * D + row)[:, None] * N + column[None, :]).to(tl.float32) * step[:, None])
     into = tl.load(b + (batch * GROUPS + group) * N + column).to(tl.float32)
     from_ = tl.load(c + (batch * GROUPS + group) * N + column).to(tl.float32)
