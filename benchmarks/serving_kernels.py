@@ -33,7 +33,7 @@ from benchmarks import serving_rows
 
 ORDER = (
     "decode", "norm", "prefill", "softmax", "silu", "rotary", "experts", "delta", "embedding", "sample", "mamba",
-    "topk", "latent_decode", "latent_prefill",
+    "product", "topk", "latent_decode", "latent_prefill",
 )  # fmt: skip
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba", "rotary", "silu", "embedding", "topk")

@@ -424,3 +424,9 @@ def embedding() -> dict[str, Any]:
     outputs = {"output": "bfloat16 batch_size embedding_dim"}
     reference = "def run(input_ids, weight):\n    return weight[input_ids]\n"
     return _definition("embedding", "embedding", sizes, inputs, outputs, reference)
+
+
+def product() -> dict[str, Any]:
+    inputs = {"A": "float16 M K", "B": "float16 N K"}
+    reference = "import torch\n\ndef run(A, B):\n    return {'C': torch.matmul(A, B.T)}\n"
+    return _definition("product", "gemm", {"M": None, "N": 80, "K": 96}, inputs, {"C": "float16 M N"}, reference)

@@ -29,6 +29,7 @@ from tests.serving_definitions import (
     delta,
     embedding,
     experts,
+    product,
     put,
     rotary,
     sample,
@@ -55,6 +56,8 @@ TABLE: tuple[tuple[Callable[[], dict[str, Any]], dict[str, int], str, Sequence[A
      ((3, MIXED, "normal", 1), (2, MIXED, "ties", 1))),
     (experts, {"lines": 16, "columns": 64, "depth": 128, "stages": 2, "warps": 4},
      "tl.max(grouped, 1) + second -> tl.max(grouped, 1)", ((1, MIXED, "normal", 1), (33, MIXED, "normal", 1))),
+    (product, {"lines": 128, "columns": 64, "depth": 32, "stages": 2, "splits": 2, "warps": 4},
+     "for split in range(SPLITS) -> for split in range(1)", ((1, MIXED, "normal", 1), (65, MIXED, "normal", 1))),
     (sample, {"block": 512, "warps": 4}, "mass <= bound -> mass <= 2.0 * bound",
      ((8, MIXED, "normal", 1), (48, MIXED, SHARED, 2))),
 )  # fmt: skip

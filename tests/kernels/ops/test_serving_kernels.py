@@ -25,6 +25,7 @@ from tests.serving_definitions import (
     embedding,
     experts,
     norm,
+    product,
     put,
     rotary,
     sample,
@@ -40,7 +41,7 @@ def court() -> Iterator[Judge]:
         yield judge
 
 
-EACH = (decode, norm, topk, sample, sparse, delta, experts, rotary, silu, embedding)
+EACH = (decode, norm, topk, sample, sparse, delta, experts, rotary, silu, embedding, product)
 
 
 def test_a_definition_has_the_kernel_of_its_inputs(tmp_path: Path) -> None:

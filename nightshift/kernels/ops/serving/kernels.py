@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from nightshift.kernels.generate.base import Config, Value
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
-from nightshift.kernels.ops.serving import attention, choice, experts, rows, states
+from nightshift.kernels.ops.serving import attention, choice, experts, products, rows, states
 from nightshift.kernels.problem import Case
 
 
@@ -364,6 +364,21 @@ def _mamba(definition: Described) -> dict[str, Value] | None:
     }
 
 
+def _product(definition: Described) -> dict[str, Value] | None:
+    inputs, outputs = definition.inputs, definition.outputs
+    columns, inner = _size(definition, "N"), _size(definition, "K")
+    if list(inputs) != ["A", "B"] or list(outputs) != ["C"] or not columns or not inner:
+        return None
+    dtypes = {form.dtype for form in (*inputs.values(), *outputs.values())}
+    if len(dtypes) > 1 or not dtypes <= {"bfloat16", "float16"} or tuple(inputs["B"].shape) != ("N", "K"):
+        return None
+    return {
+        "columns_of_b": columns,
+        "inner": inner,
+        "dot": f"tl.{dtypes.pop()} if A.is_cuda else tl.float32",
+    }
+
+
 _MLA_DECODE = attention.DECODE.replace("q.shape", "q_nope.shape").replace("_like(q)", "_like(q_nope)")
 _MLA_DECODE = _MLA_DECODE.replace("q.device", "q_nope.device").replace(
     "            q, $q_pe", "            q_nope, $q_pe"
@@ -414,6 +429,19 @@ KERNELS: tuple[ServingKernel, ...] = (
         {"lines": (64, 32, 128), "columns": (128, 64), "depth": (128, 64), "stages": (3, 2, 4), "warps": (8, 4)},
     ),
     ServingKernel("delta", states.DELTA, _delta, {"rows": (16, 8, 32, 64), "warps": (4, 2, 8, 1)}),
+    ServingKernel(
+        "product",
+        products.PRODUCT,
+        _product,
+        {
+            "lines": (128, 64, 256),
+            "columns": (128, 64, 256),
+            "depth": (64, 128),
+            "stages": (4, 3),
+            "splits": (8, 4, 16),
+            "warps": (8, 4),
+        },
+    ),
     ServingKernel("mamba", states.MAMBA, _mamba, {"rows": (16, 32, 64), "warps": (4, 2, 8)}),
 )
 """All of them; a definition's is the first that fits."""

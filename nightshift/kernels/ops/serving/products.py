@@ -1,0 +1,75 @@
+"""Products of a batch of tokens with a weight: C = A · Bᵀ, with B as a server keeps it, [outputs, inputs].
+
+Tokens may be one or thousands, and the text is for both: few of them take tiles of few lines, whose depth is dealt
+out to `splits` programs each, so that one token's read of the weight fills the GPU. Parts are summed in float32 by a
+second kernel, in their order.
+"""
+
+from __future__ import annotations
+
+PRODUCT = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(
+    a, b, out, count, N: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    # eight lines of tiles at a time: neighbours share tiles of the weight in the L2 cache
+    across: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
+    first = tile // (8 * across) * 8
+    size = tl.minimum(tl.cdiv(count, LINES) - first, 8)
+    inside = tile % (8 * across)
+    line = (first + inside % size) * LINES + tl.arange(0, LINES)
+    column = inside // size * COLUMNS + tl.arange(0, COLUMNS)
+    each: tl.constexpr = ((K + DEPTH - 1) // DEPTH + SPLITS - 1) // SPLITS * DEPTH
+    lines = a + line[:, None].to(tl.int64) * K
+    columns = b + column[:, None].to(tl.int64) * K
+    made = tl.zeros((LINES, COLUMNS), tl.float32)
+    for start in tl.range(split * each, tl.minimum(split * each + each, K), DEPTH, num_stages=STAGES):
+        at = start + tl.arange(0, DEPTH)
+        if K % DEPTH == 0:
+            x = tl.load(lines + at[None, :], mask=(line < count)[:, None], other=0.0)
+            y = tl.load(columns + at[None, :], mask=(column < N)[:, None], other=0.0)
+        else:
+            x = tl.load(lines + at[None, :], mask=(line < count)[:, None] & (at < K)[None, :], other=0.0)
+            y = tl.load(columns + at[None, :], mask=(column < N)[:, None] & (at < K)[None, :], other=0.0)
+        made = tl.dot(x.to(DOT), tl.trans(y).to(DOT), made)
+    place = (split * count + line)[:, None].to(tl.int64) * N + column[None, :]
+    tl.store(out + place, made.to(out.dtype.element_ty), mask=(line < count)[:, None] & (column < N)[None, :])
+
+
+@triton.jit
+def join(part, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    made = tl.zeros((BLOCK,), tl.float32)
+    for split in range(SPLITS):
+        made += tl.load(part + split * size.to(tl.int64) + place, mask=place < size, other=0.0)
+    tl.store(out + place, made.to(out.dtype.element_ty), mask=place < size)
+
+
+def entry($arguments):
+    count = A.shape[0]
+    out = torch.empty((count, $columns_of_b), dtype=A.dtype, device=A.device)
+    if count == 0:
+        return out
+    few = count <= 64
+    lines = (16 if count <= 16 else 64) if few else $lines
+    splits = $splits if few else 1
+    made = out
+    if splits > 1:
+        made = torch.empty((splits, count, $columns_of_b), dtype=torch.float32, device=A.device)
+    tiles = triton.cdiv(count, lines) * triton.cdiv($columns_of_b, $columns)
+    product[(tiles, splits)](
+        A, B, made, count, N=$columns_of_b, K=$inner, LINES=lines, COLUMNS=$columns, DEPTH=$depth, SPLITS=splits,
+        STAGES=$stages, DOT=$dot, num_warps=$warps,
+    )
+    if splits > 1:
+        join[(triton.cdiv(out.numel(), 1024),)](made, out, out.numel(), SPLITS=splits, BLOCK=1024, num_warps=4)
+    return out
+"""
