@@ -434,8 +434,8 @@ KERNELS: tuple[ServingKernel, ...] = (
         products.PRODUCT,
         _product,
         {
-            "lines": (128, 64, 256),
-            "columns": (128, 64, 256),
+            "lines": (128, 64),
+            "columns": (128, 256, 64),
             "depth": (64, 128),
             "stages": (4, 3),
             "splits": (8, 4, 16),

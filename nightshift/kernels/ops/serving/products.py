@@ -1,8 +1,8 @@
 """Products of a batch of tokens with a weight: C = A · Bᵀ, with B as a server keeps it, [outputs, inputs].
 
-Tokens may be one or thousands, and the text is for both: few of them take tiles of few lines, whose depth is dealt
-out to `splits` programs each, so that one token's read of the weight fills the GPU. Parts are summed in float32 by a
-second kernel, in their order.
+Tokens may be one or thousands, and the text is for both: few of them take tiles of few lines, and the depth of each
+is dealt out to `splits` programs, so that reading the weight for one token fills the GPU. A second kernel sums the
+parts in float32, in their order.
 """
 
 from __future__ import annotations
