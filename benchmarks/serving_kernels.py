@@ -138,7 +138,8 @@ class Court:
         family = family_of(definition)
         assert family is not None
         court = self.judge(family.kernel.name in COMPILED)
-        problem, raced, slow = cases_of(definition, workloads_of(self.folder, definition), self.device)
+        with court.quiet.shared():  # nothing of another worker's race may find the GPU busy
+            problem, raced, slow = cases_of(definition, workloads_of(self.folder, definition), self.device)
         gpu = self.device == "cuda"
         scope = Scope(1 << (31 if gpu else 20), 0, 0, 0, 0, benchmark=gpu, huge=False, repeats=4 if gpu else 2)
         pace = replace(QUICK, slot_bytes=2 << 30) if gpu and raced else None
