@@ -430,3 +430,29 @@ def product() -> dict[str, Any]:
     inputs = {"A": "float16 M K", "B": "float16 N K"}
     reference = "import torch\n\ndef run(A, B):\n    return {'C': torch.matmul(A, B.T)}\n"
     return _definition("product", "gemm", {"M": None, "N": 80, "K": 96}, inputs, {"C": "float16 M N"}, reference)
+
+
+_DEQUANTISED = {
+    "tensor": "a, b = A.float() * A_scale, B.float() * B_scale",
+    "row": "a, b = A.float() * A_scale[:, None], B.float() * B_scale[:, None]",
+    "block": "a = (A.float().reshape(len(A), -1, 128) * A_scale[:, :, None]).flatten(1)\n"
+    "    wide = B_scale.repeat_interleave(128, 0)[: len(B)]\n"
+    "    b = (B.float().reshape(len(B), -1, 128) * wide[:, :, None]).flatten(1)",
+    "int4": "pairs = torch.stack([B_packed & 15, B_packed >> 4], -1).flatten(1).float() - 8\n"
+    "    a, b = A.float(), (pairs.reshape(len(pairs), -1, 128) * B_scale.float()[:, :, None]).flatten(1)",
+}
+
+
+def scaled(scales: str) -> dict[str, Any]:
+    """A product with operands in FP8, or with a weight in int4."""
+    given = "bfloat16" if scales == "int4" else "float8_e4m3fn"
+    weight = {"B_packed": "uint8 N K_half"} if scales == "int4" else {"B": "float8_e4m3fn N K"}
+    named = {"tensor": ("one", "one"), "row": ("M", "N"), "block": ("M K_blocks", "N_blocks K_blocks")}
+    of_a, of_b = named.get(scales, ("", "N K_blocks"))
+    sizes = {"M": None, "N": 160, "K": 256, "K_half": 128, "K_blocks": 2, "N_blocks": 2, "one": 1}
+    inputs = {"A": f"{given} M K", **weight}
+    inputs |= {"A_scale": f"float32 {of_a}"} if of_a else {}
+    inputs["B_scale"] = f"{'bfloat16' if scales == 'int4' else 'float32'} {of_b}"
+    body = f"    {_DEQUANTISED[scales]}\n    return torch.matmul(a, b.T).to(torch.bfloat16)\n"
+    reference = f"import torch\n\ndef run({', '.join(inputs)}):\n{body}"
+    return _definition(f"scaled_{scales}", "gemm", sizes, inputs, {"C": "bfloat16 M N"}, reference)

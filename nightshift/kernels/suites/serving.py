@@ -543,6 +543,11 @@ def _angles(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: 
     return draw.uniform(maker.shape(form, lengths), torch.float32, -1.0, 1.0).to(form.torch_dtype)
 
 
+def _nibbles(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
+    """Pairs of int4 values in bytes: all of them mean something."""
+    return draw.integers(maker.shape(form, lengths), 256, form.torch_dtype)
+
+
 def _packed(maker: _Maker, name: str, form: TensorForm, lengths: Lengths, draw: Draw, case: Case) -> Any:
     """An FP8 cache as bytes: all keys of a page, then a float32 scale of each."""
     pages, size, heads, width = maker.shape(form, lengths)
@@ -620,6 +625,7 @@ ROLES: tuple[tuple[Callable[[str, TensorForm], bool], Role], ...] = (
     (lambda name, form: name in ("g", "beta"), _decays),
     (lambda name, form: name in ("cos", "sin", "cos_sin_cache"), _angles),
     (lambda name, form: name == "k_index_cache_fp8", _packed),
+    (lambda name, form: name.endswith("_packed") and form.dtype == "uint8", _nibbles),
     (lambda name, form: name in ("weight", "B", "w1", "w2") or "_weights" in name or "_proj" in name, _weights),
     (lambda name, form: form.dtype in FLOATS and form.shape is not None, _values),
 )

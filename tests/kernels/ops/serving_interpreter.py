@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ from tests.serving_definitions import (
     put,
     rotary,
     sample,
+    scaled,
     silu,
     sparse,
     topk,
 )
 
+SCALED = {"lines": 128, "columns": 64, "stages": 2, "splits": 2, "warps": 4, "dot": "tl.float32"}
 Asked = tuple[int, int, str, int]
 """Rows, regime, distribution, calls."""
 MIXED, EMPTY = 0, 4
@@ -58,6 +61,14 @@ TABLE: tuple[tuple[Callable[[], dict[str, Any]], dict[str, int], str, Sequence[A
      "tl.max(grouped, 1) + second -> tl.max(grouped, 1)", ((1, MIXED, "normal", 1), (33, MIXED, "normal", 1))),
     (product, {"lines": 128, "columns": 64, "depth": 32, "stages": 2, "splits": 2, "warps": 4},
      "for split in range(SPLITS) -> for split in range(1)", ((1, MIXED, "normal", 1), (65, MIXED, "normal", 1))),
+    (partial(scaled, "tensor"), SCALED, "tl.load(a_scale) * tl.load(b_scale) -> tl.load(a_scale)",
+     ((3, MIXED, "normal", 1),)),
+    (partial(scaled, "row"), SCALED, "tl.load(b_scale + column, -> tl.load(b_scale + column * 0,",
+     ((65, MIXED, "normal", 1),)),
+    (partial(scaled, "block"), SCALED, "b_scale + column // 128 * steps -> b_scale + column // 256 * steps",
+     ((17, MIXED, "normal", 1),)),
+    (partial(scaled, "int4"), SCALED, "tl.interleave(pair & 15, pair >> 4) -> tl.interleave(pair >> 4, pair & 15)",
+     ((3, MIXED, "normal", 1),)),
     (sample, {"block": 512, "warps": 4}, "mass <= bound -> mass <= 2.0 * bound",
      ((8, MIXED, "normal", 1), (48, MIXED, SHARED, 2))),
 )  # fmt: skip
@@ -96,7 +107,7 @@ def main() -> None:
         source = family.source(problem.name, problem.cases[0], config)
         one, other = change.split(" -> ")
         assert one in source, change
-        found[make.__name__] = [wrong(problem, text, asked) for text in (source, source.replace(one, other))]
+        found[definition.name] = [wrong(problem, text, asked) for text in (source, source.replace(one, other))]
     json.dump(found, sys.stdout)
 
 

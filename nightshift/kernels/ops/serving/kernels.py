@@ -379,6 +379,33 @@ def _product(definition: Described) -> dict[str, Value] | None:
     }
 
 
+_SCALES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("tensor", (("A", "M K"), ("B", "N K"), ("A_scale", "one"), ("B_scale", "one"))),
+    ("row", (("A", "M K"), ("B", "N K"), ("A_scale", "M"), ("B_scale", "N"))),
+    ("block", (("A", "M K"), ("B", "N K"), ("A_scale", "M K_blocks"), ("B_scale", "N_blocks K_blocks"))),
+    ("int4", (("A", "M K"), ("B_packed", "N K_half"), ("B_scale", "N K_blocks"))),
+)
+"""Products with quantised operands, by their inputs and the axes of each."""
+
+
+def _scaled(definition: Described) -> dict[str, Value] | None:
+    inputs, columns, inner = definition.inputs, _size(definition, "N"), _size(definition, "K")
+    shapes = tuple((name, " ".join(map(str, form.shape or ()))) for name, form in inputs.items())
+    scales = next((name for name, wanted in _SCALES if wanted == shapes), "")
+    if not scales or not columns or inner % 128 or [f.dtype for f in definition.outputs.values()] != ["bfloat16"]:
+        return None
+    wanted = {"A": "bfloat16", "B_packed": "uint8"} if scales == "int4" else dict.fromkeys("AB", "float8_e4m3fn")
+    if any(inputs[name].dtype != dtype for name, dtype in wanted.items()):
+        return None
+    return {
+        "columns_of_b": columns,
+        "inner": inner,
+        "scales": scales,
+        "b": "B_packed" if scales == "int4" else "B",
+        "a_scale": "B_scale" if scales == "int4" else "A_scale",
+    }
+
+
 _MLA_DECODE = attention.DECODE.replace("q.shape", "q_nope.shape").replace("_like(q)", "_like(q_nope)")
 _MLA_DECODE = _MLA_DECODE.replace("q.device", "q_nope.device").replace(
     "            q, $q_pe", "            q_nope, $q_pe"
@@ -440,6 +467,23 @@ KERNELS: tuple[ServingKernel, ...] = (
             "stages": (4, 3),
             "splits": (8, 4, 16),
             "warps": (8, 4),
+        },
+    ),
+    ServingKernel(
+        "scaled_product",
+        products.SCALED,
+        _scaled,
+        {
+            "lines": (128, 64),
+            "columns": (128, 64),
+            "stages": (4, 3, 2),
+            "splits": (8, 4, 16),
+            "warps": (8, 4),
+            # bfloat16 holds every value of FP8, and sums its products without FP8's short accumulators
+            "dot": (
+                "tl.bfloat16 if A.is_cuda else tl.float32",
+                "(tl.float8e4nv if A.dtype == torch.float8_e4m3fn else tl.bfloat16) if A.is_cuda else tl.float32",
+            ),
         },
     ),
     ServingKernel("mamba", states.MAMBA, _mamba, {"rows": (16, 32, 64), "warps": (4, 2, 8)}),
