@@ -18,7 +18,7 @@ from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.problem import Problem, ProblemError
 from nightshift.kernels.suites import extension
 from nightshift.kernels.suites.definitions import Solution, definition_of, definitions_in, solution_of, workloads_of
-from nightshift.kernels.suites.serving import REGIMES, candidate_of, problem_of, trace_of
+from nightshift.kernels.suites.serving import REGIMES, _TensorCores, candidate_of, problem_of, trace_of
 from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, prefill, put, sample, topk
 
 SMALL = Scope(1 << 24, 0, 0, 0, 0, benchmark=False, huge=False, repeats=3)
@@ -271,6 +271,18 @@ def test_a_kernel_need_read_no_more_of_a_table_than_its_places_name(tmp_path: Pa
     unread = tables * (1 - len(set(pages.tolist())) / len(cache))
     assert unread > 0
     assert made.compulsory_bytes(case) == int(whole - unread)
+
+
+def test_tensor_cores_cut_sums_off_where_float32_rounds_them() -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(shape, generator=generator).abs().bfloat16().float() for shape in ((8, 512), (512, 8)))
+    exact = a.double() @ b.double()
+    with _TensorCores():
+        cut, beside = a @ b, a @ (b + 2.0**-20)
+    assert bool((cut.double() <= exact).all())
+    unit = torch.finfo(torch.float32).eps * exact.abs()
+    assert 4 < float(((exact - cut.double()) / unit).mean()) < 512 / 16
+    assert torch.equal(beside, a @ (b + 2.0**-20))  # values of more bits are multiplied as they are
 
 
 def test_the_oracle_is_float64(tmp_path: Path) -> None:
