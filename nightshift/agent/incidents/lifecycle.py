@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from nightshift import spans
 from nightshift.agent.correlation.silent_faults import unrepaired
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
 from nightshift.agent.incidents.renewal import Renewals
 from nightshift.agent.incidents.stages import (
@@ -440,7 +441,7 @@ class Lifecycle:
         """What becomes of an incident that is clear, and what it leaves behind: over, or its node is given back."""
         giving = self._parts.giving_back
         standing = giving.standing(row.number) if giving is not None else []
-        more = row.attempt < self._parts.settings.max_plans
+        more = row.attempt < stages.MAX_PLANS
         kept = row.state == _S.ESCALATED and row.moved_by == _C.CONTAINMENT_KEPT
         could = giving is not None and giving.offered() and bool(standing)
         if kept or (could and more and may_be_proposed(row.state, row.moved_by, row.action_kind)):
@@ -496,7 +497,7 @@ class Lifecycle:
             self._wake.set()
 
     def _run_claimed(self, key: str, number: int, version: int, runs: int) -> None:
-        settings, now_s = self._parts.settings, self._parts.clock.now_s()
+        now_s = self._parts.clock.now_s()
         if not self._store.claim(number, version, runs, key, self._leadership.term):
             return
         incident = self._store.incident(name_of(number))
@@ -515,7 +516,7 @@ class Lifecycle:
         except Temporary as error:
             # from the row, not from memory: the tries of the replica that led before count
             failures = self._store.position(number).stage_failures
-            if failures + 1 >= settings.max_tries:
+            if failures + 1 >= stages.MAX_TRIES:
                 return self._give_up(number, f"tried {failures + 1} times: {error}")
             retry_s = min(RETRY_S * 2**failures, RETRY_MAX_S)
             failed, due_s, why = True, now_s + max(retry_s, error.retry_after_s or 0.0), str(error)
