@@ -48,8 +48,7 @@ from nightshift.controllers.policy_file import read
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import Bank, Ints
 from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
-from nightshift.controllers.power.clocks import MAX_MHZ
-from nightshift.controllers.power.clocks import Settings as ClockSettings
+from nightshift.controllers.power.clocks import FLOOR_SHARE, MAX_MHZ
 from nightshift.controllers.power.curves import Curve, on_levels, synthetic
 from nightshift.controllers.power.features import INTERFACE
 
@@ -95,7 +94,7 @@ def for_clocks(curves: Sequence[Curve]) -> list[Curve]:
     found = []
     for c in curves:
         if c.draw_w[-1] <= UNBOUND * c.max_w:
-            kept = c.limit_w >= ClockSettings().floor_share * c.max_w - 1e-9
+            kept = c.limit_w >= FLOOR_SHARE * c.max_w - 1e-9
             found.append(Curve(c.gpu, c.workload, c.limit_w[kept], c.time[kept], c.draw_w[kept]))
     return found
 

@@ -20,6 +20,14 @@ Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
+    "economy.response_s": "controllers.playbooks.plan:RESPONSE_S",
+    "autonomy.agreed": "agent.approvals.scoreboard:AGREED",
+    "lifecycle.max_plans": "agent.incidents.stages:MAX_PLANS",
+    "lifecycle.max_tries": "agent.incidents.stages:MAX_TRIES",
+    "power.clocks.floor_share": "controllers.power.clocks:FLOOR_SHARE",
+    "power.shield.margin_share": "controllers.power.limits:MARGIN_SHARE",
+    "approval.fresh_sign_in_s": "agent.approvals.policy:FRESH_SIGN_IN_S",
+    "approval.wide_nodes": "agent.approvals.policy:WIDE_NODES",
     "economy.reboot_s": "controllers.playbooks.plan:REBOOT_S",
     "ladder.offences": "controllers.playbooks.ladder:OFFENCES",
     "autonomy.agreement": "agent.approvals.scoreboard:AGREEMENT",

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from nightshift.agent.clock import SteppedClock
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import REMARKS, TRANSITIONS, Cause, Incident, IncidentState
@@ -216,6 +217,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
     """Runs in a process of its own: goes on from whatever is stored until the scenario's end."""
     scenario, home = SCENARIOS[scenario_name], Path(folder)
+    stages.MAX_TRIES = 1  # whatever fails is seen at once
 
     def fault_point(where: str) -> None:
         if where == kill_at:
@@ -226,7 +228,7 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
         home,
         FileClock(home / "now"),
         fault_point=fault_point,
-        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100, max_tries=1),
+        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100),
         lease_s=1.5,
         gives_back=scenario.gives_back,
     )

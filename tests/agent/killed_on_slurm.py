@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import REMARKS, IncidentState
 from nightshift.agent.store.incident_store import Store
@@ -108,6 +109,7 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
     """Runs in a process of its own: goes on from whatever is stored until the scenario's end."""
     kind, scenario = KILLED[name]
     home = Path(folder)
+    stages.MAX_TRIES = 1  # whatever fails is seen at once
 
     def fault_point(where: str) -> None:
         if where == kill_at:
@@ -127,7 +129,7 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
         fault_point=fault_point,
         # a person who approves a reboot has just signed in; the scenario's has not
         policy=ApprovalSettings(kinds={A.REBOOT_NODE: ApprovalRule.AUTOMATIC}),
-        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=1000, act_timeout_s=9000, max_tries=1),
+        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=1000, act_timeout_s=9000),
         lease_s=1.5,
         gives_back=scenario.gives_back,
     )

@@ -46,7 +46,7 @@ def test_a_drill_that_does_not_exist_is_refused_by_name() -> None:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Any:
     exporter = Exporter()
-    settings = values(tmp_path / "state", exporter, lifecycle={"quiet_s": 0.0}, approval={"fresh_sign_in_s": 1e12})
+    settings = values(tmp_path / "state", exporter, lifecycle={"quiet_s": 0.0}, approval={"fresh_sign_in": []})
     world = tmp_path / "cluster.sqlite"
     settings["actuators"] = [{"type": "simulated", "path": str(world)}]
     config = tmp_path / "nightshift.yaml"

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,35 @@ def fixed_draws() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_zygotes() -> Iterator[Callable[..., Zygote]]:
+    """One zygote of each kind for all judges of a session: to warm one takes four seconds of a processor, and none
+    of them keeps anything of a host that it started. It ends with the session, not with the judge that asked."""
+    made: dict[tuple[Any, ...], Zygote] = {}
+
+    def warm(device: str, *how: Any) -> Zygote:
+        kind = (device, *how, *(False, False, None)[len(how) :])
+        if kind not in made or made[kind]._process.poll() is not None:
+            made[kind] = Shared(*kind)
+        return made[kind]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nightshift.kernels.judge.judge.Zygote", warm)
+        yield warm
+    for zygote in made.values():
+        Zygote.close(zygote)
+
+
+class Shared(Zygote):
+    """A zygote that outlives its judges."""
+
+    def close(self) -> None:
+        """The session ends it."""
+
+
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    with Zygote("cpu") as made:
-        yield made
+def zygote(warm_zygotes: Callable[..., Zygote]) -> Zygote:
+    return warm_zygotes("cpu")
 
 
 @pytest.fixture(scope="session")

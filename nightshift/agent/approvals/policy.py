@@ -31,6 +31,10 @@ class Role(StrEnum):
 ORDER = list(Role)
 # A sign-in may look this much in the future: the identity provider's clock is not ours.
 SKEW_S = 60.0
+# Longest age of a fresh sign-in: long enough to read a plan, shorter than a coffee away from an open screen.
+FRESH_SIGN_IN_S = 300.0
+# A plan that touches more nodes is wide: as many as hold `wide_gpus` by default, eight GPUs each.
+WIDE_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,6 @@ class ApprovalSettings(BaseModel):
         ge=1,
         description='Plans affecting more than this many GPUs use the "wide" approval rule.',
     )
-    wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
     wide: ApprovalRule = Field(
         default=ApprovalRule.TWO, description="Rule of a wide plan, where it is stricter than its kind's."
     )
@@ -119,7 +122,6 @@ class ApprovalSettings(BaseModel):
         default=kinds_where(lambda row: row.fresh_sign_in),
         description="Action kinds that require a fresh sign-in of the approver.",
     )
-    fresh_sign_in_s: float = Field(default=300.0, gt=0, description="Longest age of a fresh sign-in (s).")
 
 
 def lacks(person: Person, needed: Role, doing: str, namespaces: Collection[str]) -> str:
@@ -146,7 +148,7 @@ def rule_for(action: Action, policy: ApprovalSettings) -> ApprovalRule:
     radius = action.blast_radius
     # A drain touches one node, and may stop a job that holds GPUs on a hundred.
     gpus = max(len(set(radius.gpus)), int(action.params.get(STOPPED_GPUS, 0)))
-    wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
+    wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > WIDE_NODES
     # The strictest of all: no setting can lower what a kind needs at least.
     rules = [rule, traits.least_approval, *([policy.wide] if wide else [])]
     touched = [str(subject) for subject in action.named]
@@ -181,7 +183,7 @@ def may_not_approve(
     if rule is ApprovalRule.TWO and person.identity == Person(requester, frozenset(), "").identity:
         return "You requested this plan, so two other people must approve it."
     if must_sign_in_again(person, action, policy, now_s):
-        within = f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s"
+        within = f"{action.kind} needs a sign-in of the last {FRESH_SIGN_IN_S:.0f} s"
         if person.signed_in_s is None:
             return f"{within}, which only the console shows: sign in again in the console and approve it there."
         return f"{within}: sign in again in the console."
@@ -193,4 +195,4 @@ def must_sign_in_again(person: Person, action: Action, policy: ApprovalSettings,
     if action.kind not in policy.fresh_sign_in:
         return False
     age_s = float("inf") if person.signed_in_s is None else now_s - person.signed_in_s
-    return not -SKEW_S <= age_s <= policy.fresh_sign_in_s
+    return not -SKEW_S <= age_s <= FRESH_SIGN_IN_S

@@ -47,6 +47,8 @@ class Level(StrEnum):
 WINDOW_S = 90 * 86_400.0
 # Decisions of people before anything can be said of a kind of action.
 DECISIONS = 5
+# Agreements before a kind may act: the bound below alone would need twelve without a disagreement.
+AGREED = 20
 # Least share of agreement, by its lower 95 % bound: 19 of 20 suffice, 18 of 20 do not.
 AGREEMENT = 0.8
 # Largest share of ended actions that were not confirmed. With more, the kind is no remedy for its fault.
@@ -62,7 +64,6 @@ class Settings(BaseModel):
         default=False,
         description="Require an earned approval history before a kind that policy allows runs automatically",
     )
-    agreed: int = Field(default=20, ge=1, description="Agreements before it may act")
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ class Rating:
     reason: str
 
 
-def rate(score: ApprovalScore, settings: Settings) -> Rating:
+def rate(score: ApprovalScore) -> Rating:
     """Purely a decision."""
     if score.decided < DECISIONS:
         return Rating(score, Level.OBSERVE, f"{score.decided} of {DECISIONS} decisions")
     # A bound, not the share: 5 of 5 is a share of 1 and says little; its bound is 0.65.
     low = wilson_low(score.agreed, score.decided)
-    if score.agreed < settings.agreed:
-        return Rating(score, Level.PROPOSE, f"{score.agreed} of {settings.agreed} agreements")
+    if score.agreed < AGREED:
+        return Rating(score, Level.PROPOSE, f"{score.agreed} of {AGREED} agreements")
     if low < AGREEMENT:
         return Rating(score, Level.PROPOSE, f"agreement is at least {low:.0%}; {AGREEMENT:.0%} are needed")
     ended = score.confirmed + score.failed
@@ -138,14 +139,14 @@ class Scoreboard:
     def ratings(self, now_s: float) -> list[Rating]:
         """Every kind and namespace of the window, by kind and then namespace."""
         found = sorted(self._scores(now_s).items())
-        return [rate(score, self.settings) for _, score in found]
+        return [rate(score) for _, score in found]
 
     def may_act(self, action: Action, now_s: float) -> Rating | None:
         """None where the action may be carried out by policy alone, else the rating that stands against it."""
         if not self.settings.required:
             return None
         key = (str(action.kind), place_of(action))
-        rating = rate(self._scores(now_s).get(key) or ApprovalScore(action.kind, key[1]), self.settings)
+        rating = rate(self._scores(now_s).get(key) or ApprovalScore(action.kind, key[1]))
         return None if rating.level is Level.ACT else rating
 
     def _scores(self, now_s: float) -> dict[tuple[str, str], ApprovalScore]:

@@ -54,7 +54,7 @@ from nightshift.controllers.power import clocks, descent, shield
 from nightshift.controllers.power.arms import Round, newly_locked
 from nightshift.controllers.power.belief import TOP, Outlook, shared_bank
 from nightshift.controllers.power.clock_curves import careful, clock_bank
-from nightshift.controllers.power.clocks import FREE_SHARE, GRID_MHZ, MAX_MHZ, STEP_SHARE, ClockMemory
+from nightshift.controllers.power.clocks import FLOOR_SHARE, FREE_SHARE, GRID_MHZ, MAX_MHZ, STEP_SHARE, ClockMemory
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
 from nightshift.controllers.power.gang import Gang, level_of, look
@@ -166,7 +166,7 @@ class GangClocks:
             if not (unbound and all(share == 1.0 for share in held) and power.unbound(belief[3])):
                 return None
             # it brings its reference along, and this window is in that already: it is not taken twice
-            gang = self.gangs[job] = power.on_clock(level_of(self.settings.floor_share))
+            gang = self.gangs[job] = power.on_clock(level_of(FLOOR_SHARE))
         lock = min(self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in mine.items())
         gang.level = level_of(lock - 1e-3) if lock < 1.0 else TOP
         speed, draw = (belief[2].speed, belief[2].draw) if fit else (math.nan, math.nan)
@@ -198,7 +198,7 @@ class GangClocks:
         wishes = {job: float(LEVELS[made.level]) for job, made in on.items()}
 
         def ask(wanted: Mapping[str, float]) -> clocks.ClockOrders:
-            return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s, self.settings)
+            return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s)
 
         orders = ask(wishes)
         # all gangs' other arm in one question: clocks have no common budget, so no gang moves another

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from nightshift import spans
 from nightshift.agent.correlation.silent_faults import unrepaired
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
 from nightshift.agent.incidents.renewal import Renewals
 from nightshift.agent.incidents.stages import (
@@ -189,6 +190,50 @@ class Queue(Protocol):
     def stop(self) -> None: ...
     def put(self, key: str, number: int, version: int, runs: int) -> bool: ...
     def sweep(self) -> int: ...
+
+
+@cache  # asked at each poll: to build it took longer than to ask it
+def _due_rows(gives_back: bool) -> sa.Select[Any]:
+    """Incidents that need something, most severe first. Times (s) are bound when it is asked: `now`; `quiet`, until
+    which findings cleared that were clear for long enough; `unconfirmed`, until which actions ended that recovery
+    was awaited of for long enough; `retry`, until when a stage may be delayed."""
+    c, now = incidents.c, sa.bindparam("now", type_=sa.Float)
+
+    def in_(*states: IncidentState) -> sa.ColumnElement[bool]:
+        return c.state.in_([str(state) for state in states])
+
+    of_return = c.action_kind == str(ActionKind.RETURN_NODE)
+    fires = sa.exists().where(findings.c.incident == c.number, findings.c.state == str(State.FIRING))
+    cleared_later = c.moved_by == str(_C.CONTAINMENT_KEPT)
+    cleared_later &= c.action_kind.in_(_GIVEN_BACK) & (c.clear_since_s > c.entered_s)
+    cleared_later &= sa.true() if gives_back else sa.false()
+    silent = unrepaired()
+    quiet = c.clear_since_s <= sa.bindparam("quiet")
+    over = quiet & ~silent
+    settled = c.entered_s <= sa.bindparam("quiet")
+    unconfirmed = c.entered_s <= sa.bindparam("unconfirmed")
+    wanted = sa.or_(
+        in_(_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING),
+        in_(_S.AWAITING_APPROVAL)
+        & sa.or_(
+            c.expires_s <= now,
+            c.news == 1,
+            over & ~of_return,
+            of_return & fires,
+            c.approval_rule == str(ApprovalRule.AUTOMATIC),
+        ),
+        in_(_S.MONITORING) & sa.or_(c.news == 1, over),
+        in_(_S.ESCALATED)
+        & over
+        & sa.or_(c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]), cleared_later),
+        in_(_S.ESCALATED) & (c.moved_by == str(_C.OUTCOME_UNKNOWN)),
+        in_(_S.CONFIRMING) & sa.or_(quiet & settled, c.news == 1, of_return & fires, unconfirmed),
+    )
+    # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
+    put_off = sa.and_(c.due_s.is_not(None), c.due_s > now, c.due_s <= sa.bindparam("retry"))
+    worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
+    query = sa.select(incidents, silent.label("silent")).where(wanted, ~put_off)
+    return query.order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
 
 
 class Lifecycle:
@@ -363,46 +408,16 @@ class Lifecycle:
 
     def _due(self, now_s: float) -> list[Any]:
         """Rows that need something at this time, most severe first: one query, however many incidents wait."""
-        settings, c = self._parts.settings, incidents.c
-
-        def in_(*states: IncidentState) -> sa.ColumnElement[bool]:
-            return c.state.in_([str(state) for state in states])
-
-        of_return = c.action_kind == str(ActionKind.RETURN_NODE)
-        fires = sa.exists().where(findings.c.incident == c.number, findings.c.state == str(State.FIRING))
-        cleared_later = c.moved_by == str(_C.CONTAINMENT_KEPT)
-        cleared_later &= c.action_kind.in_(_GIVEN_BACK) & (c.clear_since_s > c.entered_s) & self._gives_back
-        silent = unrepaired()
-        quiet = c.clear_since_s <= now_s - settings.quiet_s
-        over = quiet & ~silent
-        settled = c.entered_s <= now_s - settings.quiet_s
-        wanted = sa.or_(
-            in_(_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING),
-            in_(_S.AWAITING_APPROVAL)
-            & sa.or_(
-                c.expires_s <= now_s,
-                c.news == 1,
-                over & ~of_return,
-                of_return & fires,
-                c.approval_rule == str(ApprovalRule.AUTOMATIC),
-            ),
-            in_(_S.MONITORING) & sa.or_(c.news == 1, over),
-            in_(_S.ESCALATED)
-            & over
-            & sa.or_(c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]), cleared_later),
-            in_(_S.ESCALATED) & (c.moved_by == str(_C.OUTCOME_UNKNOWN)),
-            in_(_S.CONFIRMING)
-            & sa.or_(
-                quiet & settled, c.news == 1, of_return & fires, c.entered_s <= now_s - settings.confirm_timeout_s
-            ),
-        )
-        # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
-        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + RETRY_MAX_S)
-        worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
-        query = sa.select(incidents, silent.label("silent")).where(wanted, ~put_off)
-        query = query.order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
+        settings, giving = self._parts.settings, self._parts.giving_back
+        times = {
+            "now": now_s,
+            "quiet": now_s - settings.quiet_s,
+            "unconfirmed": now_s - settings.confirm_timeout_s,
+            "retry": now_s + RETRY_MAX_S,
+        }
+        query = _due_rows(giving is not None and giving.offered())
         with self._store.database.read() as connection:
-            return list(connection.execute(query).all())
+            return list(connection.execute(query, times).all())
 
     def _moved_by_timer(self, row: Any, now_s: float) -> bool:
         """Moves that need no stage: cleared by itself, new evidence, expired, approved by policy."""
@@ -440,17 +455,12 @@ class Lifecycle:
         """What becomes of an incident that is clear, and what it leaves behind: over, or its node is given back."""
         giving = self._parts.giving_back
         standing = giving.standing(row.number) if giving is not None else []
-        more = row.attempt < self._parts.settings.max_plans
+        more = row.attempt < stages.MAX_PLANS
         kept = row.state == _S.ESCALATED and row.moved_by == _C.CONTAINMENT_KEPT
         could = giving is not None and giving.offered() and bool(standing)
         if kept or (could and more and may_be_proposed(row.state, row.moved_by, row.action_kind)):
             return _C.RETURN_DUE, ""
         return _C.CLEARED_BY_ITSELF, stays(standing)
-
-    @property
-    def _gives_back(self) -> sa.ColumnElement[bool]:
-        giving = self._parts.giving_back
-        return sa.true() if giving is not None and giving.offered() else sa.false()
 
     def _queue_stage(self, queue: Queue, row: Any) -> None:
         now = time.monotonic()
@@ -496,7 +506,7 @@ class Lifecycle:
             self._wake.set()
 
     def _run_claimed(self, key: str, number: int, version: int, runs: int) -> None:
-        settings, now_s = self._parts.settings, self._parts.clock.now_s()
+        now_s = self._parts.clock.now_s()
         if not self._store.claim(number, version, runs, key, self._leadership.term):
             return
         incident = self._store.incident(name_of(number))
@@ -515,7 +525,7 @@ class Lifecycle:
         except Temporary as error:
             # from the row, not from memory: the tries of the replica that led before count
             failures = self._store.position(number).stage_failures
-            if failures + 1 >= settings.max_tries:
+            if failures + 1 >= stages.MAX_TRIES:
                 return self._give_up(number, f"tried {failures + 1} times: {error}")
             retry_s = min(RETRY_S * 2**failures, RETRY_MAX_S)
             failed, due_s, why = True, now_s + max(retry_s, error.retry_after_s or 0.0), str(error)

@@ -108,6 +108,10 @@ _TIMES = re.compile(r"\d+ s\b")
 """Times in what an action waits for: they alone are no progress."""
 # Stages that run at the same time. They wait for other systems, and the guard limits actions anyhow.
 WORKERS = 4
+# Most plans for one incident before a person must take over: a ladder has three rungs.
+MAX_PLANS = 5
+# Tries of one stage before the incident is escalated: with the waits above, two and a half minutes.
+MAX_TRIES = 5
 
 
 class LifecycleSettings(BaseModel):
@@ -128,10 +132,6 @@ class LifecycleSettings(BaseModel):
         gt=0,
         description="A drain, restart or reboot that still runs after this is escalated to a person (s).",
     )
-    max_plans: int = Field(
-        default=5, ge=1, description="Most plans for one incident before a person must take over."
-    )
-    max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
 
 
 Diagnose = Callable[[Incident], Diagnosis]
@@ -331,7 +331,7 @@ class Stages:
         if giving is not None and giving.is_due(incident):
             self._plan_return(incident, giving)
             return
-        if incident.attempt >= self._parts.settings.max_plans:
+        if incident.attempt >= MAX_PLANS:
             self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person must take over")
             return
         proposal = self._parts.plan(incident)
@@ -371,7 +371,7 @@ class Stages:
     def _plan_return(self, incident: Incident, giving: GivingBack) -> None:
         """Proposes to give the node back; waits while it may not be; ends where nothing of ours is out of use."""
         standing = giving.standing(number_of(incident.id))
-        if not standing or not giving.offered() or incident.attempt >= self._parts.settings.max_plans:
+        if not standing or not giving.offered() or incident.attempt >= MAX_PLANS:
             self._move(incident, _C.CLEARED_BY_ITSELF, f"every finding is clear{stays(standing)}")
             return
         node, action = standing[-1].target, giving.plan(incident, standing)
@@ -584,7 +584,7 @@ class Stages:
         standing = giving.standing(number_of(incident.id)) if giving is not None else []
         if giving is None or not standing or not giving.offered():
             return _C.CONFIRMED, stays(standing)
-        more = incident.attempt < self._parts.settings.max_plans
+        more = incident.attempt < MAX_PLANS
         return (_C.RETURN_DUE, "") if more else (_C.CONFIRMED, stays(standing))
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:

@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 
 from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.grounding import (
@@ -262,26 +263,7 @@ def _root(word: str) -> str:
     return word
 
 
-_PLAIN = frozenset(map(_root, re.findall(
-    r"\w+",
-    """
-a able about above according after against ago all almost alone along also although always among an and another any anyone anything
-apart appear approximately are around as at be because become been before behind being below besides between beyond both but by
-can cannot case cause certain clear cluster consistent could current detect did differ different do does done due during each early either
-else enough even event ever every everyone everything exact explain far few final first for former found frequently from further had
-happen has have having he hence her here hint how however if immediate in indicate inside instead into is it its itself job judging just
-kind know known large last late later latter least less like likely little log logged long look machine main many may mean meant might
-more moreover most much must name named near need neither new next no node none nor not note nothing notice now number observe occur of
-off often old on once one only onto or other our out outside over own part per perhaps place pod point possible possibly presumably previous
-probable probably process quarter quite rank rather really reason recent refer regular relate report respective same saw say second see seem
-seen several shall she should show shown side similar simple since situation so some somebody someone something somewhat soon speak state still
-such suddenly suggest suspect system talk task tell than that the their them then there therefore these they thing think this those though
-through throughout thus time to together told too toward towards twice type typical typically under unexpected until up upon us usual usually
-value very via was way we well were what when where whether which while who whole whose why will with within without word worker would yet you
-go went gone come came get got become became take took taken make made give gave given zero two three four five six seven eight nine ten eleven twelve half third only sec min ms millisecond minute hour day week utc percent
-gib mib kib tib byte bytes watt
-""",
-)))  # fmt: skip
+_PLAIN = frozenset(map(_root, Path(__file__).with_name("plain_words.txt").read_text(encoding="ascii").split()))
 """Words that say nothing by themselves or that report, units, and the things that each line of a cluster is about."""
 
 

@@ -103,6 +103,7 @@ class Outdated:
 
 
 _READ_MEANWHILE = (IncidentState.AWAITING_APPROVAL, IncidentState.MONITORING, IncidentState.ESCALATED)
+_WORST_FIRST = sa.case({"critical": 0, "warning": 1}, value=incidents.c.severity, else_=2)
 """States in which people read a diagnosis and no stage of ours works on it."""
 COUNTED_GAP_S = 300.0
 """Most of the time between a look that was due and the look itself that counts as waiting (s). More is a clock that
@@ -113,6 +114,36 @@ def _waited_s(row: Any, now_s: float) -> float:
     since_s = row.entered_s if row.due_s is None else row.due_s
     late_s: float = min(max(now_s - since_s, 0.0), COUNTED_GAP_S)
     return float(row.waited_s) + late_s
+
+
+@cache  # asked at each look of the lifecycle, as `_to_read` is at each of the models' queue
+def _outdated(limit: int) -> sa.Select[Any]:
+    """`Store.outdated_diagnoses`; bound: `diagnosed`, until which a diagnosis is old enough."""
+    fires = (findings.c.incident == incidents.c.number) & (findings.c.state == str(State.FIRING))
+    return (
+        sa.select(incidents.c.number, incidents.c.diagnosis, incidents.c.opened_s)
+        .join(diagnoses, diagnoses.c.number == incidents.c.diagnosis)
+        .where(
+            incidents.c.state.in_([str(state) for state in _READ_MEANWHILE]),
+            incidents.c.news == 0,
+            diagnoses.c.at_s <= sa.bindparam("diagnosed"),
+            sa.exists().where(fires, findings.c.last_seen_s > diagnoses.c.at_s),
+        )
+        .order_by(_WORST_FIRST, diagnoses.c.at_s)
+        .limit(limit)
+    )
+
+
+@cache
+def _to_read(states: frozenset[IncidentState]) -> sa.Select[Any]:
+    """`Store.to_read`."""
+    columns = (incidents.c.number, incidents.c.diagnosis, readings.c.state, readings.c.at_s, readings.c.tokens)
+    return (
+        sa.select(*columns, readings.c.usd)
+        .outerjoin(readings, readings.c.diagnosis == incidents.c.diagnosis)
+        .where(incidents.c.diagnosis.is_not(None), incidents.c.state.in_(sorted(map(str, states))))
+        .order_by(_WORST_FIRST, incidents.c.number)
+    )
 
 
 class Store(Archive):
@@ -423,22 +454,9 @@ class Store(Archive):
     def outdated_diagnoses(self, now_s: float, age_s: float, limit: int = 200) -> list[Outdated]:
         """Open incidents of which a finding still fires that was seen after their diagnosis, which is older than
         `age_s`; the gravest first. What is being acted on, or is news already, is not among them."""
-        worst_first = sa.case({"critical": 0, "warning": 1}, value=incidents.c.severity, else_=2)
-        fires = (findings.c.incident == incidents.c.number) & (findings.c.state == str(State.FIRING))
-        query = (
-            sa.select(incidents.c.number, incidents.c.diagnosis, incidents.c.opened_s)
-            .join(diagnoses, diagnoses.c.number == incidents.c.diagnosis)
-            .where(
-                incidents.c.state.in_([str(state) for state in _READ_MEANWHILE]),
-                incidents.c.news == 0,
-                diagnoses.c.at_s <= now_s - age_s,
-                sa.exists().where(fires, findings.c.last_seen_s > diagnoses.c.at_s),
-            )
-            .order_by(worst_first, diagnoses.c.at_s)
-            .limit(limit)
-        )
         with self.database.read() as connection:
-            return [Outdated(name_of(row.number), row.diagnosis, row.opened_s) for row in connection.execute(query)]
+            rows = connection.execute(_outdated(limit), {"diagnosed": now_s - age_s})
+            return [Outdated(name_of(row.number), row.diagnosis, row.opened_s) for row in rows]
 
     def renew(self, incident: Incident, diagnosis: Diagnosis, *, by: str, news: bool) -> None:
         """Stores a diagnosis in the place of the present one: version, plan and reading stay. `news`: it calls for
@@ -492,14 +510,6 @@ class Store(Archive):
 
     def to_read(self, states: Iterable[IncidentState]) -> list[ToRead]:
         """The diagnosed incidents in some states, the gravest first, with how far a model is with each."""
-        worst_first = sa.case({"critical": 0, "warning": 1}, value=incidents.c.severity, else_=2)
-        columns = (incidents.c.number, incidents.c.diagnosis, readings.c.state, readings.c.at_s, readings.c.tokens)
-        query = (
-            sa.select(*columns, readings.c.usd)
-            .outerjoin(readings, readings.c.diagnosis == incidents.c.diagnosis)
-            .where(incidents.c.diagnosis.is_not(None), incidents.c.state.in_([str(state) for state in states]))
-            .order_by(worst_first, incidents.c.number)
-        )
         with self.database.read() as connection:
             return [
                 ToRead(
@@ -510,7 +520,7 @@ class Store(Archive):
                     row.tokens or 0,
                     row.usd or 0.0,
                 )
-                for row in connection.execute(query)
+                for row in connection.execute(_to_read(frozenset(states)))
             ]
 
     def spent_on_reading(self, since_s: float = -math.inf, incident_id: str | None = None) -> tuple[int, float]:

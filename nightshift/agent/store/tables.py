@@ -106,7 +106,7 @@ questions = Table(
     Column("by", Text, nullable=False),
     Column("channel", Text, nullable=False, doc="cli, api, console or slack"),
     Column("text", Text, nullable=False),
-    Column("reach", Text, doc="JSON list of the namespaces that the answer may tell of; null: all"),
+    Column("reach", Text, doc="JSON list of the namespaces that the answer may mention; null: all"),
     Column("state", Text, nullable=False, doc="waiting, reading, done or failed"),
     Column("tokens", Integer, nullable=False, doc="spent on it so far: the budgets count by these"),
     Column("usd", Float, nullable=False),

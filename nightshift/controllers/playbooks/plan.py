@@ -36,6 +36,8 @@ HORIZON_S = 28_800.0
 RESET_S = 300.0
 # A node's reboot with its checks, on the long side: a plan must not promise less.
 REBOOT_S = 1200.0
+# Until a person would act without us (s), on the long side: at night, after a page and a journey to a keyboard.
+RESPONSE_S = 7200.0
 # Chance of another uncorrectable HBM error within 24 h of a first, measured on Calchas' data.
 REPEAT_PROBABILITY = 0.44
 
@@ -48,7 +50,6 @@ class Economy(BaseModel):
     restart_s: float = Field(
         default=600.0, gt=0, description="From a job's stop to its first step after restart (s)"
     )
-    response_s: float = Field(default=7200.0, gt=0, description="Until a person would act without us (s)")
     expires_s: float = Field(default=3600.0, gt=0, description="Time until an unapproved plan expires (s)")
     gpu_hour_price: float | None = Field(
         default=None, gt=0, description="Price of one GPU-hour in your currency; none: goodput without money"
@@ -168,7 +169,7 @@ def crash_gpu_hours(situation: Situation, economy: Economy, jobs: tuple[Subject,
     (on average as old as it is now)."""
     checkpoint_s = number(situation, "checkpoint_s")
     redo_s = 0.0 if math.isnan(checkpoint_s) else max(0.0, situation.at_s - checkpoint_s)
-    return job_gpus(situation, jobs) * (economy.response_s + economy.restart_s + redo_s) / 3600.0
+    return job_gpus(situation, jobs) * (RESPONSE_S + economy.restart_s + redo_s) / 3600.0
 
 
 def draw_up(

@@ -9,6 +9,7 @@ from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     HORIZON_S,
+    RESPONSE_S,
     Remedy,
     crash_gpu_hours,
     draw_up,
@@ -44,7 +45,7 @@ class RestartJob(Remedy):
                 None, "no checkpoint from before the onset was seen: where to resume is the owner's call"
             )
         # all that it does until a person looks is thrown away: it trains on damaged weights
-        wasted = job_gpus(situation, (job,)) * (self._economy.response_s + self._economy.restart_s) / 3600.0
+        wasted = job_gpus(situation, (job,)) * (RESPONSE_S + self._economy.restart_s) / 3600.0
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         why = (
             f"training is damaged since step {number(situation, 'onset_step'):.0f}; the newest checkpoint "

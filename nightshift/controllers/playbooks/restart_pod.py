@@ -6,7 +6,7 @@ import math
 
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
-from nightshift.controllers.playbooks.plan import BEFORE_CRASH_S, Remedy, draw_up, number
+from nightshift.controllers.playbooks.plan import BEFORE_CRASH_S, RESPONSE_S, Remedy, draw_up, number
 
 
 class RestartPod(Remedy):
@@ -34,7 +34,7 @@ class RestartPod(Remedy):
             why=why,
             undo=Undo(False, "a restart cannot be undone"),
             cost_gpu_hours=gpus * self._economy.restart_s / 3600.0,
-            waiting_gpu_hours=gpus * (self._economy.response_s + self._economy.restart_s) / 3600.0,
+            waiting_gpu_hours=gpus * (RESPONSE_S + self._economy.restart_s) / 3600.0,
             note=f"pod {pod.name} restarts",
             params={"uid": uid} if uid else {},
             preconditions=(Precondition(pod, "running", "true"),),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-# Share over the budget at which it trips immediately: twice what the shield holds back (`margin_share`).
+# Share over the budget at which it trips immediately: twice what the shield holds back (`MARGIN_SHARE`).
 TRIP_SHARE = 0.02
 # Over the budget at all for this long, it trips: two readings of a tick of 5 s, so one wrong reading is none.
 SLOW_S = 10.0

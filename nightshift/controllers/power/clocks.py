@@ -30,6 +30,9 @@ FREE_SHARE = 0.97
 """Of its highest clock, what a GPU whose clock nobody holds runs at."""
 STEP_SHARE = 0.05
 """Largest share by which one step lowers a lock: what a step costs is seen before the next one."""
+FLOOR_SHARE = 0.5
+"""No clock is locked below this share of its highest: what a clock binds then takes twice as
+long."""
 MAX_MHZ = 1980
 """Highest SM clock of a GPU until its node answers: an H100's and H200's. Without nodes every lock is a shadow."""
 TWICE = 2
@@ -42,7 +45,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = Field(False, description="Also propose locked SM clocks; without `power.act` a shadow")
-    floor_share: float = Field(0.5, ge=0.3, le=1, description="No clock is locked below this share of its highest")
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,6 @@ def decide(
     limits: shield.LimitMemory,
     now_s: float,
     s: shield.Settings,
-    own: Settings,
 ) -> ClockOrders:
     """What of the wishes (job → share of the highest clock; none, or 1: free) may be done now. Both memories after
     `observe`; `limits` is read, never changed."""
@@ -164,7 +165,7 @@ def decide(
     changed: dict[str, int | None] = {}
     clips: dict[str, tuple[Clip, ...]] = {}
     for job, members in gangs.items():
-        share, clip = _gang(job, members, wishes.get(job), memory, limits, now_s, s, own)
+        share, clip = _gang(job, members, wishes.get(job), memory, limits, now_s, s)
         if clip is not None:
             clips |= {one.gpu.uuid: (clip,) for one in members}
         if share is not None:
@@ -204,7 +205,6 @@ def _gang(
     limits: shield.LimitMemory,
     now_s: float,
     s: shield.Settings,
-    own: Settings,
 ) -> tuple[float | None, Clip | None]:
     """(share of the highest clock that a gang gets as a whole, 1: free, None: it stays as it is; what clipped it).
 
@@ -220,7 +220,7 @@ def _gang(
         because = shield.held(one.gpu, limits, s) or _unread(one, memory, now_s, s)
         if because is not None:
             return None, Clip(f"clock {because[0]}", wish, None, because[1])
-    return (1.0, None) if wish >= 1.0 else _step(members, wish, memory, now_s, s, own)
+    return (1.0, None) if wish >= 1.0 else _step(members, wish, memory, now_s, s)
 
 
 def _unread(one: ClockReading, memory: ClockMemory, now_s: float, s: shield.Settings) -> tuple[str, str] | None:
@@ -232,11 +232,11 @@ def _unread(one: ClockReading, memory: ClockMemory, now_s: float, s: shield.Sett
 
 
 def _step(
-    members: list[ClockReading], wish: float, memory: ClockMemory, now_s: float, s: shield.Settings, own: Settings
+    members: list[ClockReading], wish: float, memory: ClockMemory, now_s: float, s: shield.Settings
 ) -> tuple[float | None, Clip | None]:
     """How far a lock may go now: by one step, not too soon, and lower only where the last one was read back."""
     present = min(memory.ordered_mhz.get(one.gpu.uuid, one.max_mhz) / one.max_mhz for one in members)
-    share = max(wish, own.floor_share, present - STEP_SHARE)
+    share = max(wish, FLOOR_SHARE, present - STEP_SHARE)
     clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
     since_s = now_s - max(memory.changed_s.get(one.gpu.uuid, -math.inf) for one in members)
     if since_s < s.dwell_s and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:

@@ -17,7 +17,7 @@ import numpy as np
 from nightshift.controllers.power.belief import TOP, Bank, LevelWindows
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.gang import Gang, level_of
-from nightshift.controllers.power.limits import Gpu, LimitMemory, RackBudget, Settings
+from nightshift.controllers.power.limits import MARGIN_SHARE, Gpu, LimitMemory, RackBudget, Settings
 from nightshift.controllers.power.share import Claims, Sharing, divide
 from nightshift.controllers.power.shield import held, worst_mw
 
@@ -112,7 +112,7 @@ def _scarce_racks(
         inside[gpu.rack].append(gpu)
     scarce = []
     for name, rack in racks.items():
-        room = rack.budget_mw * (1.0 - s.margin_share) - rack.host_mw
+        room = rack.budget_mw * (1.0 - MARGIN_SHARE) - rack.host_mw
         cost: dict[str, float] = defaultdict(float)
         for gpu in inside[name]:
             if gpu.job in ceiling:

@@ -14,6 +14,11 @@ from nightshift.controllers.decision import Clip
 STALE_S = 60.0
 # How long a job that was slowed too much is left alone: its next phase has other needs by then.
 LOCKOUT_S = 3600.0
+# Part of a rack's budget that is never given out, since limits are not kept exactly: of 660 readings of an H200
+# that its limit held 3 were above it, by at most 0.7 % (`benchmarks.power_rack --telemetry`), and of 680 measured
+# points of sweeps (Zeus) none. The error of a feed's meter belongs in its budget. Each per cent costs a rack about
+# half a point of mean throughput.
+MARGIN_SHARE = 0.01
 T = TypeVar("T")
 
 
@@ -22,10 +27,6 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    margin_share: float = Field(0.01, ge=0, lt=1, description="Part of a rack's budget that is never given out")
-    """What limits are not kept to: of 660 readings of an H200 that its limit held 3 were above it, by at most 0.7 %
-    (`benchmarks.power_rack --telemetry`), and of 680 measured points of sweeps (Zeus) none. The error of a feed's
-    meter belongs in its budget. Each per cent costs a rack about half a point of mean throughput."""
     dwell_s: float = Field(
         30.0, ge=0, description="A limit stays at least this long, unless the budget lowers it (s)"
     )

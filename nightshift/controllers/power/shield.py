@@ -22,6 +22,7 @@ from enum import Enum, auto
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power.limits import (
     LOCKOUT_S,
+    MARGIN_SHARE,
     STALE_S,
     Gpu,
     LimitMemory,
@@ -172,7 +173,7 @@ def worst_mw(gpu: Gpu, memory: LimitMemory, s: Settings) -> int:
 
 def headroom_mw(rack: RackBudget, gpus: Iterable[Gpu], memory: LimitMemory, settings: Settings) -> int:
     """Of the rack's budget, what the worst case leaves; negative: it is overdrawn."""
-    usable = int(rack.budget_mw * (1.0 - settings.margin_share)) - rack.host_mw
+    usable = int(rack.budget_mw * (1.0 - MARGIN_SHARE)) - rack.host_mw
     return usable - sum(worst_mw(gpu, memory, settings) for gpu in gpus)
 
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import (
+    FRESH_SIGN_IN_S,
     PEOPLE,
     ApprovalRule,
     ApprovalSettings,
@@ -25,6 +26,7 @@ from nightshift.agent.approvals.policy import (
     RoleGrant,
     rule_for,
 )
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.lifecycle import Lifecycle, Run
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
@@ -55,6 +57,13 @@ POLICY = ApprovalSettings(
     valid_s=300,
     fresh_sign_in=frozenset({ActionKind.CORDON}),
 )
+
+
+@pytest.fixture(autouse=True)
+def _few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks reach the last plan and the last try, too."""
+    monkeypatch.setattr(stages, "MAX_TRIES", 3)
+    monkeypatch.setattr(stages, "MAX_PLANS", 4)
 
 
 class Crash(BaseException):
@@ -136,7 +145,7 @@ class Interleavings(RuleBasedStateMachine):
             self.clock,
             fault_point=self.crash,
             policy=POLICY,
-            settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100, max_tries=3, max_plans=4),
+            settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100),
             action=self._plan,
         )
         self.world.actuator = CrashingActuator(home / "cluster.sqlite", self.clock, self.crash)
@@ -247,7 +256,7 @@ class Interleavings(RuleBasedStateMachine):
         if answer.changed:
             assert may(person, Permission.APPROVE, incident.namespaces)
             assert incident.action is not None
-            fresh = age_s is not None and age_s <= POLICY.fresh_sign_in_s
+            fresh = age_s is not None and age_s <= FRESH_SIGN_IN_S
             assert fresh or incident.action.kind not in POLICY.fresh_sign_in
             assert not self.world.gate.halted().halted
 

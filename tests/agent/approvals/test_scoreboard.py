@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.approvals.scoreboard import (
+    AGREED,
     ApprovalScore,
     Level,
     Rating,
@@ -101,7 +102,8 @@ def test_an_automatic_kind_asks_a_person_until_it_has_earned_it(
     world, clock = made(tmp_path, kinds={A.RESTART_JOB: ApprovalRule.AUTOMATIC})
     monkeypatch.setattr("nightshift.agent.approvals.scoreboard.DECISIONS", 2)
     monkeypatch.setattr("nightshift.agent.approvals.scoreboard.AGREEMENT", 0.4)
-    board = Scoreboard(world.store.database, Settings(required=True, agreed=3))
+    monkeypatch.setattr("nightshift.agent.approvals.scoreboard.AGREED", 3)
+    board = Scoreboard(world.store.database, Settings(required=True))
 
     def not_earned(action: object) -> str:
         found = board.may_act(action, clock.now_s())  # type: ignore[arg-type]
@@ -125,14 +127,11 @@ def test_nodes_and_namespaces_are_rated_apart() -> None:
 
 
 def test_what_does_not_help_loses_what_was_earned() -> None:
-    settings = Settings()
     good = ApprovalScore(A.CORDON, "*", agreed=40, confirmed=40)
-    assert rate(good, settings).level is Level.ACT
-    bad = rate(ApprovalScore(A.CORDON, "*", agreed=40, confirmed=30, failed=10), settings)
+    assert rate(good).level is Level.ACT
+    bad = rate(ApprovalScore(A.CORDON, "*", agreed=40, confirmed=30, failed=10))
     assert (bad.level, bad.reason) == (Level.PROPOSE, "10 of 40 did not help; 10% may")
-    assert (
-        rate(ApprovalScore(A.CORDON, "*", agreed=40, disagreed=10, confirmed=40), settings).level is Level.PROPOSE
-    )
+    assert rate(ApprovalScore(A.CORDON, "*", agreed=40, disagreed=10, confirmed=40)).level is Level.PROPOSE
 
 
 def test_the_bound_is_wilsons() -> None:
@@ -151,9 +150,9 @@ counts = st.integers(0, 60)
     )
 )
 def test_more_agreement_never_lowers_and_more_failure_never_raises(score: ApprovalScore) -> None:
-    order, settings = list(Level), Settings()
-    level = order.index(rate(score, settings).level)
-    assert order.index(rate(replace(score, agreed=score.agreed + 1), settings).level) >= level
-    assert order.index(rate(replace(score, failed=score.failed + 1), settings).level) <= level
+    order = list(Level)
+    level = order.index(rate(score).level)
+    assert order.index(rate(replace(score, agreed=score.agreed + 1)).level) >= level
+    assert order.index(rate(replace(score, failed=score.failed + 1)).level) <= level
     if level == order.index(Level.ACT):
-        assert score.agreed >= settings.agreed
+        assert score.agreed >= AGREED

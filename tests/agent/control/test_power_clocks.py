@@ -18,6 +18,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_leases import PowerLeases, Range
 from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, NodeStatus
 from nightshift.controllers.decision import ControlDecision, Mode, Trust
+from nightshift.controllers.power.limits import MARGIN_SHARE
 from nightshift.controllers.power.settings import PowerSettings
 
 MAX, MIN, FALLBACK, TOP_MHZ = 700_000, 400_000, 420_000, 1980
@@ -294,6 +295,6 @@ def test_too_little_for_all_takes_the_gang_off_its_clock() -> None:
     w.loop.settings = w.loop.settings.model_copy(update={"racks": {"r": rack}})
     w.run(2)
     assert w.locks() == {None}
-    usable_mw = int((1 - w.loop.settings.shield.margin_share) * 2_400_000) - 100_000
+    usable_mw = int((1 - MARGIN_SHARE) * 2_400_000) - 100_000
     assert sum(mw for node in w.nodes.values() for mw in node.limit.values()) <= usable_mw
     assert w.loop._clocks.memory.ordered_mhz == {}

@@ -29,6 +29,7 @@ from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, N
 from nightshift.controllers.actuators.power_nodes import Settings as NodeSettings
 from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.curves import Curve
+from nightshift.controllers.power.limits import MARGIN_SHARE
 from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
@@ -175,7 +176,7 @@ def test_the_racks_budget_holds_at_every_moment() -> None:
     w = world(budget_w=4200.0)
     for _ in range(20):
         w.run(1)
-        assert sum(w.cluster.limit.values()) + 100_000 <= 4_200_000 * (1 - w.loop.settings.shield.margin_share)
+        assert sum(w.cluster.limit.values()) + 100_000 <= 4_200_000 * (1 - MARGIN_SHARE)
 
 
 def test_without_the_jobs_speed_the_fallback_controls_and_says_so() -> None:

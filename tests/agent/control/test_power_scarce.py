@@ -15,12 +15,13 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.curves import Curve
 from nightshift.controllers.power.gang import level_of
+from nightshift.controllers.power.limits import MARGIN_SHARE
 from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.control.test_power_loop import EASY, FALLBACK, MAX, Cluster
 
 STEEP = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([2.6, 1.5, 1.0]), np.array([200.0, 400.0, 700.0]))
 HUNGRY = Curve("g", "w", EASY.limit_w, EASY.time, np.array([200.0, 400.0, 650.0]))
-USABLE = 1.0 - PowerSettings().shield.margin_share
+USABLE = 1.0 - MARGIN_SHARE
 BUDGET_W = 8 * 500.0 / USABLE + 100.0
 
 

@@ -13,6 +13,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.store.incident import Incident, IncidentState
@@ -192,7 +193,10 @@ def cordoned_by_us(cluster: Cluster, node: str) -> None:
 
 
 @pytest.fixture
-def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cell]:
+def cell(
+    cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cell]:
+    monkeypatch.setattr(stages, "MAX_PLANS", 3)
     kind, what = request.param
     if cluster.server is None and what in (*Fault, "partition"):
         pytest.skip("faults are planned on our own API server")
@@ -245,7 +249,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         tmp_path,
         clock,
         policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, ApprovalRule.AUTOMATIC), fresh_sign_in=frozenset()),
-        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, act_timeout_s=900, max_plans=3),
+        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, act_timeout_s=900),
         action=plan,
     )
     world.inventory = Inventory()

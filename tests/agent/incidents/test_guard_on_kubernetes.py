@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kubernetes import client, config
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.advisor import out_of_use
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings
@@ -55,6 +56,13 @@ POLICY = ApprovalSettings(
 KINDS = [A.CORDON, A.DRAIN, A.QUARANTINE_GPU, A.TAINT]
 ENDS = (S.RESOLVED, S.ESCALATED, S.AWAITING_APPROVAL, S.MONITORING)
 MARK = "nightshift.dev/action."
+
+
+@pytest.fixture(autouse=True)
+def _few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks reach the last plan and the last try, too."""
+    monkeypatch.setattr(stages, "MAX_TRIES", 3)
+    monkeypatch.setattr(stages, "MAX_PLANS", 3)
 
 
 class CrashingKube(KubeClient):
@@ -106,7 +114,7 @@ class GuardedCluster(RuleBasedStateMachine):
             self.clock,
             fault_point=self.crash,
             policy=POLICY,
-            settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100, max_tries=3, max_plans=3),
+            settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100),
             action=self._plan,
         )
         self.taken: set[str] = set()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import nightshift.agent.incidents.lifecycle as lifecycle_module
-from nightshift.agent.incidents.stages import LifecycleSettings
+from nightshift.agent.incidents import stages
 from nightshift.agent.store.incident import Incident, IncidentState, world_says
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import (
@@ -148,9 +148,9 @@ def test_the_probe_has_the_last_word(
 
 
 def test_an_unanswered_plan_expires_and_is_made_anew_until_a_person_has_to_take_over(
-    world: World, clock: ManualClock
+    world: World, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.settings = LifecycleSettings(max_plans=2)
+    monkeypatch.setattr(stages, "MAX_PLANS", 2)
     world.action = lambda i: an_action(f"{i.id}-{i.attempt + 1}", expires_at_s=clock.now_s() + 60)
     with running(world) as lifecycle:
         name = opened(world)
@@ -217,7 +217,7 @@ def test_a_stage_that_keeps_failing_ends_with_a_person_after_growing_pauses(
         tried_at.append(clock.now_s())
         raise Temporary("no answer from the model")
 
-    world.settings = LifecycleSettings(max_tries=4)
+    monkeypatch.setattr(stages, "MAX_TRIES", 4)
     monkeypatch.setattr(lifecycle_module, "RETRY_MAX_S", 12.0)
     with running(world, diagnose=never) as lifecycle:
         name = opened(world)

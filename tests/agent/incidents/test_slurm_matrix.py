@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
+from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -92,7 +93,10 @@ def drained_by_us(lab: SlurmLab, name: str = "n1") -> None:
 
 
 @pytest.fixture
-def cell(slurm: SlurmLab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SlurmCell]:
+def cell(
+    slurm: SlurmLab, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SlurmCell]:
+    monkeypatch.setattr(stages, "MAX_PLANS", 3)
     kind, what = request.param
     clock = ManualClock()
     slurm.reboots_before = slurm.reboots("n1")
@@ -107,7 +111,7 @@ def cell(slurm: SlurmLab, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
         tmp_path,
         clock,
         policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, ApprovalRule.AUTOMATIC)),
-        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, act_timeout_s=900, max_plans=3),
+        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, act_timeout_s=900),
         action=lambda incident: planned(kind, target, jobs, f"{incident.id}-{incident.attempt + 1}", clock.now_s()),
     )
     world.inventory = Inventory()

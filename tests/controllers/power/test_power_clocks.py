@@ -15,11 +15,12 @@ from nightshift.controllers.actuators.power_leases import PowerLeases, Range
 from nightshift.controllers.power import clocks, shield
 from nightshift.controllers.power.clock_curves import synthetic_clocks
 from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.limits import MARGIN_SHARE
 
 TOP_MHZ, FALLBACK, MAX = 1980, 420_000, 700_000
 GPUS = ("G0", "G1", "G2", "G3")
 JOB = {"G0": "a/x", "G1": "a/x", "G2": "a/x", "G3": "b/y"}
-LIMITS, OWN = shield.Settings(dwell_s=30.0), clocks.Settings(enabled=True)
+LIMITS = shield.Settings(dwell_s=30.0)
 
 
 @dataclass
@@ -99,7 +100,7 @@ class World:
         seen = self.seen()
         before = self.memory = clocks.observe(seen, self.memory, {"n0": self.granted}, LIMITS, told)
         before = clocks.give_back(before, [one.gpu for one in seen], given)
-        orders = clocks.decide(seen, self.wishes, before, self.limits, self.now_s, LIMITS, OWN)
+        orders = clocks.decide(seen, self.wishes, before, self.limits, self.now_s, LIMITS)
         check(orders, before, self)
         self.memory = orders.memory
         self.granted = False
@@ -126,7 +127,7 @@ def check(orders: clocks.ClockOrders, before: clocks.ClockMemory, w: World) -> N
             continue
         assert not locked, "a job that was slowed too much is not locked"
         assert not w.incident
-        assert mhz >= int(OWN.floor_share * TOP_MHZ) - clocks.GRID_MHZ
+        assert mhz >= int(clocks.FLOOR_SHARE * TOP_MHZ) - clocks.GRID_MHZ
         assert w.now_s - before.changed_s.get(uuid, -1e9) >= LIMITS.dwell_s
         if mhz < (present or TOP_MHZ):
             assert (present or TOP_MHZ) - mhz <= clocks.STEP_SHARE * TOP_MHZ + clocks.GRID_MHZ, "bounded steps"
@@ -264,7 +265,7 @@ def test_a_lock_is_never_counted_as_a_guarantee_of_power(locked: list[int], budg
     w.card.lock = {u: 990 if is_locked else None for u, is_locked in zip(GPUS, locked, strict=True)}
     assert ask() == with_locks
     worst = {u: max(FALLBACK, with_locks.memory.ordered_mw.get(u, 0)) for u in GPUS}
-    assert sum(worst.values()) + 100_000 <= budget_mw * (1 - LIMITS.margin_share) or not with_locks.raise_mw
+    assert sum(worst.values()) + 100_000 <= budget_mw * (1 - MARGIN_SHARE) or not with_locks.raise_mw
 
 
 def test_made_up_clock_curves_are_slower_and_draw_less_at_a_lower_clock() -> None:

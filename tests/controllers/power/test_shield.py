@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nightshift.controllers.power.breaker import RackBreaker
-from nightshift.controllers.power.limits import LOCKOUT_S
+from nightshift.controllers.power.limits import LOCKOUT_S, MARGIN_SHARE
 from nightshift.controllers.power.shield import (
     PATIENCE,
     Gpu,
@@ -37,7 +37,7 @@ def gpu(i: int, enforced: int | None = FALLBACK, **more: object) -> Gpu:
 
 
 def budget(n: int, share: float = 0.7) -> RackBudget:
-    return RackBudget("r", int((n * MAX * share + HOST) / (1 - S.margin_share)), HOST)
+    return RackBudget("r", int((n * MAX * share + HOST) / (1 - MARGIN_SHARE)), HOST)
 
 
 @dataclass
@@ -93,7 +93,7 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
     last orders, the agent forgets or dies."""
     rng = np.random.default_rng(seed)
     world, memory, rack = World(n), LimitMemory(), budget(n, share)
-    usable = rack.budget_mw * (1 - S.margin_share)
+    usable = rack.budget_mw * (1 - MARGIN_SHARE)
     granted: dict[str, bool] = {}
     late: dict[str, int] = {}
     alive, forgot, before = True, False, dict(world.limit)
@@ -171,7 +171,7 @@ def test_gangs_are_raised_and_lowered_whole(now: list[int], wishes: list[int]) -
 def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
     """One gang is lowered, another asks for what that frees: it gets it a turn later, not now."""
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
-    rack = RackBudget("r", int((1_900_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
+    rack = RackBudget("r", int((1_900_000 + HOST) / (1 - MARGIN_SHARE)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
     memory = LimitMemory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide({"r": rack}, gpus, wishes, memory, 1e6, S)
@@ -186,7 +186,7 @@ def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
 def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None:
     """None of the raises takes a part now and then dwells; who needs nobody's part is raised at once."""
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
-    rack = RackBudget("r", int((2_100_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
+    rack = RackBudget("r", int((2_100_000 + HOST) / (1 - MARGIN_SHARE)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
     memory = LimitMemory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide_step({"r": rack}, gpus, wishes, memory, 1e6, Settings())
@@ -304,7 +304,7 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
     said."""
     gpus = [gpu(0, None, seen_age_s=math.inf, job=""), *(gpu(i, 600_000, job="") for i in range(4, 8))]
     memory = LimitMemory(ordered_mw={f"G{i}": 600_000 for i in range(4, 8)})
-    rack = RackBudget("r", int(2_500_000 / (1 - S.margin_share)) + 2, 0)
+    rack = RackBudget("r", int(2_500_000 / (1 - MARGIN_SHARE)) + 2, 0)
     orders = decide({"r": rack}, gpus, {f"G{i}": 700_000.0 for i in range(8)}, memory, 1e6, S)
     assert len(set(orders.lower_mw.values())) == 1
     after = [gpus[0], *(replace(g, enforced_mw=orders.lower_mw[g.uuid]) for g in gpus[1:])]
@@ -341,7 +341,7 @@ def test_room_below_a_fallback_is_not_given_away() -> None:
     """A GPU under its fallback returns to it when its lease ends; nobody may have been raised by the difference."""
     gpus = [gpu(0, 200_000, job=""), gpu(4, 350_000, job="")]
     memory = LimitMemory(ordered_mw={"G0": 200_000, "G4": 350_000}, confirmed=frozenset({"G0", "G4"}))
-    rack = RackBudget("r", int(800_000 / (1 - S.margin_share)) + 2, 0)
+    rack = RackBudget("r", int(800_000 / (1 - MARGIN_SHARE)) + 2, 0)
     orders = decide({"r": rack}, gpus, {"G0": 200_000.0, "G4": 700_000.0}, memory, 1e6, S)
     assert orders.raise_mw == {"G4": 450_000}
 
@@ -350,7 +350,7 @@ def test_room_that_an_order_under_way_will_take_is_not_given_twice() -> None:
     """An order that has not arrived may still arrive."""
     gpus = [gpu(0, 350_000, job=""), gpu(4, 350_000, job="")]
     memory = LimitMemory(ordered_mw={"G0": 500_000, "G4": 350_000}, read_mw={"G0": 350_000, "G4": 350_000})
-    rack = RackBudget("r", int(900_000 / (1 - S.margin_share)) + 2, 0)
+    rack = RackBudget("r", int(900_000 / (1 - MARGIN_SHARE)) + 2, 0)
     orders = decide({"r": rack}, gpus, {"G0": 500_000.0, "G4": 700_000.0}, memory, 1e6, S)
     assert orders.limits_mw.get("G4", 350_000) <= 400_000
 
@@ -368,4 +368,4 @@ def test_no_raise_ever_takes_more_than_the_worst_case_leaves(
     )
     if orders.raise_mw:
         worst = sum(max(FALLBACK, e, o, orders.limits_mw.get(f"G{i}", 0)) for i, (e, o, _) in enumerate(rows))
-        assert worst + HOST <= budget(8, share).budget_mw * (1 - S.margin_share)
+        assert worst + HOST <= budget(8, share).budget_mw * (1 - MARGIN_SHARE)

@@ -30,11 +30,11 @@ from nightshift.controllers.lab.power.simulate import WINDOW_S, lowest_levels
 from nightshift.controllers.power import descent, shield
 from nightshift.controllers.power.belief import TOP, Bank, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels
-from nightshift.controllers.power.limits import Settings
+from nightshift.controllers.power.limits import MARGIN_SHARE
 from nightshift.controllers.power.share import Claims, Sharing, divide, share_out
 
 Bools = NDArray[np.bool_]
-MARGIN = Settings().margin_share + 0.001
+MARGIN = MARGIN_SHARE + 0.001
 """A little more than the shield's, which rounds to watts."""
 
 

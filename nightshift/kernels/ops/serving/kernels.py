@@ -300,20 +300,27 @@ _BLOCK = 128
 _SCALED = ("hidden_states_scale", "gemm1_weights_scale", "gemm2_weights_scale")
 
 
+def _has_experts(definition: Described, weights: tuple[str, str], given: bool, scaled: bool) -> bool:
+    """Whether the operands are of a form that the kernel reads, in whole blocks."""
+    inputs, names = definition.inputs, set(definition.inputs)
+    if definition.kind != "moe" or not {*weights, "hidden_states"} <= names or not (given or scaled):
+        return False
+    forms = [inputs[name].dtype for name in ("hidden_states", *weights)]
+    if forms != ["float8_e4m3fn" if scaled else "bfloat16"] * 3:
+        return False
+    if _size(definition, "hidden_size") % _BLOCK or _size(definition, "intermediate_size") % _BLOCK:
+        return False
+    if scaled and len(inputs["hidden_states_scale"].shape or ()) != 2:
+        return False
+    return given or "routing_logits" in names
+
+
 def _experts(definition: Described) -> dict[str, Value] | None:
     """bfloat16 with experts that are given, or FP8 with a scale for each block of 128, in both operands."""
-    inputs, names = definition.inputs, set(definition.inputs)
-    width, inner = _size(definition, "hidden_size"), _size(definition, "intermediate_size")
+    names = set(definition.inputs)
     given, scaled = "topk_ids" in names, set(_SCALED) <= names
     first, second = ("gemm1_weights", "gemm2_weights") if scaled else ("w1", "w2")
-    if definition.kind != "moe" or not {first, second, "hidden_states"} <= names or not (given or scaled):
-        return None
-    forms = [inputs[name].dtype for name in ("hidden_states", first, second)]
-    if forms != ["float8_e4m3fn" if scaled else "bfloat16"] * 3 or width % _BLOCK or inner % _BLOCK:
-        return None
-    if scaled and len(inputs["hidden_states_scale"].shape or ()) != 2:
-        return None
-    if not given and not {"routing_logits"} <= names:
+    if not _has_experts(definition, (first, second), given, scaled):
         return None
     local = _size(definition, "num_local_experts", "num_experts")
     number, k = (
@@ -323,8 +330,8 @@ def _experts(definition: Described) -> dict[str, Value] | None:
     biased = "routing_bias" in names
     scales = _SCALED if scaled else ("hidden_states",) * 3
     return {
-        "width": width,
-        "inner": inner,
+        "width": _size(definition, "hidden_size"),
+        "inner": _size(definition, "intermediate_size"),
         "experts": number,
         "wide": _power(number),
         "local": local,
