@@ -34,7 +34,7 @@ from nightshift.agent.store.incident import POLICY, Cause, Incident
 from nightshift.controllers.action import ActionKind, ApprovalRule, traits_of
 from nightshift.detectors.alarms.lanes import Lane
 
-FIRST_SEED, NIGHTS, GPUS = 4401, 3, 8
+FIRST_SEED, NIGHTS, GPUS = 4401, 2, 8
 """The first nights from this seed on in which the loss of a job of so many GPUs diverges: that would page."""
 WORDS = waiting_words(0.0).partition(".")[0]
 
