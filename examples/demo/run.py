@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ class DemoClock:
 class Demo:
     """Builds a run in a folder. `approve`: the demo approves by itself. `slack`: also tells a stand-in for Slack,
     shown at its `url`. `asleep`: no one answers for an hour, and the detector `mad` alarms on every GPU. `watch` is
-    called every tick."""
+    called every tick. `settings`: more of the daemon's settings."""
 
     def __init__(
         self,
@@ -224,6 +224,7 @@ class Demo:
         mad: str = "throttle",
         pace_s: Callable[[Demo], float] = lambda _: 0.0,
         watch: Callable[[Demo], None] = lambda _: None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.folder = folder
         self.scenario: Scenario = draw(seed)
@@ -235,6 +236,7 @@ class Demo:
         if self.stand_in is not None:
             self.stand_in.__enter__()
             values |= slack_configuration(self.stand_in, folder)
+        values |= settings or {}
         self.config.write_text(yaml.safe_dump(values, sort_keys=False))
         self.clock = DemoClock(self.world, self.between_ticks, lambda: pace_s(self))
         self.app = App(load_settings(self.config), clock=self.clock)

@@ -35,8 +35,8 @@ _S = IncidentState
 _PLANNED = frozenset({_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL})
 _BEGUN = frozenset({_S.APPROVED, _S.ACTING, _S.CONFIRMING})
 
-Places = Callable[[Subject], Collection[Subject]]
-"""A subject, and what it stands in."""
+Places = Callable[[Subject, float], Collection[Subject]]
+"""A subject, and what it is part of at a time (Unix s)."""
 
 
 def page_waits_until_s(
@@ -56,7 +56,7 @@ def page_waits_until_s(
     if not automatic:
         return None
     kinds = automatic_kinds(policy) if incident.action is None else {incident.action.kind}
-    if not any(_ends_all(kind, incident, turn, surroundings) for kind in kinds):
+    if not any(_ends_all(kind, incident, turn, surroundings, now_s) for kind in kinds):
         return None
     until_s = turn[0].at_s + (REPAIR_S if begun else PLAN_S)
     if incident.clear_since_s is not None:
@@ -71,13 +71,23 @@ def _turn(incident: Incident) -> list[HistoryStep]:
     return [*first, *later]
 
 
-def _ends_all(kind: ActionKind, incident: Incident, turn: list[HistoryStep], surroundings: Places) -> bool:
-    """Whether an action of this kind can end every alarm that pages: it repairs it where it acts, or caused it."""
+def _ends_all(
+    kind: ActionKind, incident: Incident, turn: list[HistoryStep], surroundings: Places, now_s: float
+) -> bool:
+    """Whether an action of this kind can end every alarm that pages: it repairs it where it acts, or caused it.
+
+    What a restart stopped is part of no job until it is back: an older alarm counts where it was before the action.
+    """
     action = incident.action
     acted_s = next((step.at_s for step in turn if step.cause == Cause.INTENT_STORED), None)
     alarms = [s.finding for s in incident.findings if s.state is not State.CLEAR]
     alarms = [finding for finding in alarms if lane_of(finding) is Lane.PAGE]
-    here = [f for f in alarms if action is None or not action.named.isdisjoint(surroundings(f.subject))]
+    moments = [now_s if acted_s is None or f.since.t_s >= acted_s else acted_s for f in alarms]
+    here = [
+        f
+        for f, at_s in zip(alarms, moments, strict=True)
+        if action is None or not action.named.isdisjoint(surroundings(f.subject, at_s))
+    ]
     ends = all(_repairs(kind, f) or (acted_s is not None and _caused(kind, f, acted_s)) for f in alarms)
     return ends and len(here) == len(alarms)
 
@@ -181,12 +191,10 @@ class Suppressor:
         with self._store.database.write() as connection:
             look_again(connection, self._clock.now_s())
 
-    def _places(self, subject: Subject) -> Sequence[Subject]:
-        if self._inventory is None:
-            return [subject]
-        return [subject, *self._inventory.ancestors(subject, self._clock.now_s())]
+    def _places(self, subject: Subject, at_s: float) -> Sequence[Subject]:
+        return [subject] if self._inventory is None else list(self._inventory.ancestors(subject, at_s))
 
     def _names(self, subject: Subject) -> Sequence[str]:
         # a window may name a rack, or the cluster: whatever the subject stands in
         cluster = [] if self._inventory is None else [self._inventory.cluster]
-        return [str(item) for item in (*self._places(subject), *cluster)]
+        return [str(item) for item in (*self._places(subject, self._clock.now_s()), *cluster)]

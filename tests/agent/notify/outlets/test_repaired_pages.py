@@ -107,6 +107,18 @@ def test_a_stop_of_all_actions_pages_what_waits(tmp_path: Path) -> None:
         assert ward.services.pages() == [f"nightshift/alpha/{name}/1"]
 
 
+def test_a_job_that_its_restart_has_stopped_is_still_where_the_alarm_was(tmp_path: Path) -> None:
+    inventory = place()
+    with a_ward(tmp_path, policy=RESTARTS, inventory=inventory) as ward:
+        name = approved(ward)
+        moves(ward, name, C.INTENT_STORED, C.ACTION_DONE)
+        ward.clock.advance(5)
+        inventory.end(GPU, JOB, ward.clock.now_s())
+        ward.clock.advance(5)
+        ward.once()
+        assert ward.services.pages() == []
+
+
 def test_a_late_repair_pages_and_one_that_is_clear_is_waited_for(tmp_path: Path) -> None:
     with ward_in(tmp_path) as ward:
         name, clears = approved(ward), approved(ward, replace(CRITICAL, detector="other"))
@@ -268,7 +280,7 @@ def test_whatever_happens_an_open_incident_that_no_automatic_repair_holds_is_pag
             if cause is not None and (incident.state, cause) in TRANSITIONS:
                 ward.store.move(name, cause, "lifecycle", "", incident.version)
             incident, now_s = ward.store.incident(name), ward.clock.now_s()
-            until_s = page_waits_until_s(incident, RESTARTS, False, lambda s: [s, JOB], now_s)
+            until_s = page_waits_until_s(incident, RESTARTS, False, lambda s, at_s: [s, JOB], now_s)
             if until_s is not None:
                 assert incident.state not in (IncidentState.ESCALATED, IncidentState.MONITORING)
                 relapses = [s.at_s for s in incident.history if s.cause == Cause.RELAPSED]
