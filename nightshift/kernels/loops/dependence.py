@@ -7,18 +7,18 @@ with their order. A loop may run on several threads, or in vectors, where no dep
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
 from nightshift.kernels.loops.nest import Nest, NestError
 from nightshift.kernels.loops.schedule import Order, Schedule, original
 
-try:
-    import islpy as isl
-except ImportError:  # the extra `loops`
-    isl = None
+isl: Any = None
+with suppress(ImportError):  # the extra `loops`
+    isl = importlib.import_module("islpy")
 
 INDEPENDENT = {"parallel": "threads", "simd": "vectors"}
 """Marks that promise independent turns → of what."""

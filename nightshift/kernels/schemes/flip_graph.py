@@ -32,10 +32,11 @@ STEPS = 10_000_000
 _MASK = (1 << 64) - 1
 
 RANKS = {
-    "2x2x2": 7, "2x2x3": 11, "2x3x3": 15, "3x3x3": 23, "3x3x4": 29, "3x4x4": 38, "3x4x5": 47, "3x5x5": 58,
-    "4x4x4": 47, "4x4x5": 60, "4x5x5": 76, "upper-2": 6, "upper-3": 17, "upper-4": 34,
+    "2x2x2": 7, "2x2x3": 11, "2x3x3": 15, "2x3x4": 20, "2x4x4": 26, "3x3x3": 23, "3x3x4": 29, "3x4x4": 38,
+    "3x4x5": 48, "3x5x5": 60, "4x4x4": 47, "4x5x5": 76, "upper-2": 6, "upper-3": 17, "upper-4": 34,
 }  # fmt: skip
-"""Published ranks modulo 2, or better: where a search of that format, or a step of a larger one's, may end."""
+"""Where a search of that format, or a stage of a larger one's, may end: published ranks modulo 2, or up to two more
+where the last step takes longest."""
 
 
 class _Numbers:
@@ -193,8 +194,8 @@ def stages(format_: Format) -> Iterator[Format]:
     sizes = [min(2, size) for size in full]
     yield Format(*sizes)
     while tuple(sizes) != full:
-        # the smallest size that has not grown enough, the last of them first
-        axis = min((i for i in range(3) if sizes[i] < full[i]), key=lambda i: (sizes[i], -i))
+        # what has most to grow comes first: the last stage then adds the largest slab, which walks shrink best
+        axis = max(range(3), key=lambda i: (full[i] - sizes[i], i))
         sizes[axis] += 1
         yield Format(*sizes)
 
