@@ -49,6 +49,16 @@ def opening(nest: Nest) -> list[str]:
     return moves
 
 
+def blocks(nest: Nest, schedule: Schedule) -> list[str]:
+    """Actions that keep values in registers: every loop but the innermost steps by four, at most two of them."""
+    found = []
+    for statement in nest.statements:
+        outer = schedule.orders[statement.name].loops[:-1][-2:]
+        if outer:
+            found.append(f"unroll {statement.name} " + " ".join(f"{loop}:4" for loop in outer))
+    return found
+
+
 def moves(nest: Nest, schedule: Schedule, rng: random.Random, threads: int) -> str:
     """One drawn action on a schedule; not all are legal."""
     statement = rng.choice([one for one in nest.statements if len(one.loops) > 1] or list(nest.statements))
@@ -101,18 +111,21 @@ def _child(court: Court, parent: Sequence[str], other: Sequence[str], rng: rando
 
 
 def evolve(court: Court, trials: int, seed: int, known: Sequence[str] = ()) -> list[Attempt]:
-    """Attempts in the order in which they were made; `trials` of them were timed, or four times as many judged.
+    """Attempts in the order in which they were made; `trials` of them were timed, or three times as many judged.
     known: a list of actions to begin with, such as the best one of another number of threads."""
     rng = random.Random(seed)
     start = _legal(court, opening(court.nest))
     threads = [f"parallelise {one.name} {one.iterators[0]}" for one in court.nest.statements if one.loops]
     wide = [_legal(court, [*begin, *threads]) for begin in (known, start) if court.threads > 1]
     fewer = [_legal(court, list(part)) for part in combinations(start, max(0, len(start) - 1))][:3]
-    queue = [[], list(known), start, *wide, *fewer]
+    blocked = [
+        _legal(court, [*begin, *blocks(court.nest, applied(court.nest, begin))]) for begin in (start, [], *wide)
+    ]
+    queue = [[], list(known), start, *blocked, *wide, *fewer]
     made: list[Attempt] = []
     seen: set[tuple[str, ...]] = set()
     alive: list[Attempt] = []
-    while sum(one.status == "timed" for one in made) < trials and len(made) < 4 * trials:
+    while sum(one.status == "timed" for one in made) < trials and len(made) < 3 * trials:
         if queue:
             actions = queue.pop(0)
         elif alive:
