@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.seal import SealError, Signer, trusted_keys
 from nightshift.kernels.loop import cli
+from nightshift.kernels.loops.cli import schedule
+from nightshift.kernels.schemes.cli import algorithm
 from nightshift.version import commit
 
 # what needs torch is imported inside the commands: it takes seconds, and `--help` needs none of it
@@ -28,6 +30,8 @@ app.command()(cli.trace)
 app.command()(cli.report)
 app.command()(cli.replay)
 app.command()(cli.serve)
+app.command()(algorithm)
+app.command()(schedule)
 
 _WORDS = {"ok": "ok    ", "stale": "STALE ", "broken": "BROKEN"}
 
