@@ -85,14 +85,19 @@ def test_a_mutant_is_refused_by_its_rule_and_by_no_other_probe(cpu_judge: Judge,
     assert judged(cpu_judge, mutant, without(problem, rule)).status is Status.correct
 
 
-def test_tf32_that_only_positive_operands_get_is_refused_by_the_mantissa_probe_alone(
-    interpreting_judge: Judge,
-) -> None:
-    problem, mutant = named("matmul"), of_file("matmul_tf32_for_positive_operands")
-    found = judged(interpreting_judge, mutant, problem)
+TF32 = "matmul_tf32_for_positive_operands"
+
+
+def test_tf32_that_only_positive_operands_get_is_refused_by_the_mantissa_probe(interpreting_judge: Judge) -> None:
+    found = judged(interpreting_judge, of_file(TF32), named("matmul"))
     assert (found.reason, found.stage) == (Reason.max_ulp, "exact")
     assert "mantissa" in found.detail
-    assert judged(interpreting_judge, mutant, without(problem, "mantissa")).status is Status.correct
+
+
+@pytest.mark.full
+def test_no_other_probe_refuses_tf32_that_only_positive_operands_get(interpreting_judge: Judge) -> None:
+    problem = without(named("matmul"), "mantissa")
+    assert judged(interpreting_judge, of_file(TF32), problem).status is Status.correct
 
 
 def test_every_rule_has_a_mutant() -> None:
