@@ -307,16 +307,4 @@ TABLES = (
         ),
         "Each scheme is checked in integers or modulo 2 by code that shares nothing with its finder.",
     ),
-    Table(
-        "Loop schedules of twelve nests",
-        "kernels_loops",
-        "python -m benchmarks.kernels_loops",
-        tuple(
-            Row(f"{threads}, geometric mean over {who}", f"results/threads/{count_}/geometric_mean/{key}", number("×"), bar)
-            for count_, threads in (("1", "one thread"), ("2", "two threads"))
-            for key, who, bar in (("gcc", "gcc -O3 -march=native of the C text on one thread", "≥ 1.5×"),
-                                  ("polly", "clang -O3 with Polly on as many threads", "≥ 1×"))
-        ),
-        "Each nest's interval and schedule is in the file. All keep their dependences, and are equal to the bit.",
-    ),
 )  # fmt: skip
