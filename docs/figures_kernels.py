@@ -298,7 +298,7 @@ TABLES = (
         "kernels_schemes",
         "python -m benchmarks.kernels_schemes",
         (
-            *(Row(f"{what}: rank; seeds that reached it; CPU seconds of each", f"rows/{name}", _ranks, bar)
+            *(Row(f"{what}: rank; seeds that reached it; CPU seconds of each", f"results/rows/{name}", _ranks, bar)
               for name, what, bar in (
                   ("2x2x2", "2×2 by flips", "7"), ("game", "2×2 by PPO on the tensor game", "7"),
                   ("3x3x3", "3×3", "23"), ("4x4x4", "4×4 modulo 2", "47"), ("4x5x5", "4×5×5 modulo 2", "≤ 76"),
@@ -306,17 +306,5 @@ TABLES = (
               )),
         ),
         "Each scheme is checked in integers or modulo 2 by code that shares nothing with its finder.",
-    ),
-    Table(
-        "Loop schedules of twelve nests",
-        "kernels_loops",
-        "python -m benchmarks.kernels_loops",
-        tuple(
-            Row(f"{threads}, geometric mean over {who}", f"threads/{count_}/geometric_mean/{key}", number("×"), bar)
-            for count_, threads in (("1", "one thread"), ("2", "two threads"))
-            for key, who, bar in (("gcc", "gcc -O3 -march=native of the C text on one thread", "≥ 1.5×"),
-                                  ("polly", "clang -O3 with Polly on as many threads", "≥ 1×"))
-        ),
-        "Each nest's interval and schedule is in the file. All keep their dependences, and are equal to the bit.",
     ),
 )  # fmt: skip

@@ -117,10 +117,10 @@ def source_of(nest: Nest, schedule: Schedule) -> str:
     printer = _Printer(_marks(schedule))
     printer.show(tree, 1, False)
 
-    def body_of(one: Statement) -> str:
+    def body_of(statement: Statement) -> str:
         """Its text, each iterator in brackets: what a macro puts there may be a sum."""
-        text = " ".join(one.text[:-1].split())
-        return re.sub(rf"\b({'|'.join(one.iterators)})\b", r"(\1)", text) if one.iterators else text
+        text = " ".join(statement.text[:-1].split())
+        return re.sub(rf"\b({'|'.join(statement.iterators)})\b", r"(\1)", text) if statement.iterators else text
 
     macros = [f"#define {one.name}({', '.join(one.iterators)}) {body_of(one)}" for one in nest.statements]
     body = "\n".join(printer.lines)

@@ -89,11 +89,11 @@ class _Reader:
         self.at = 0
         self.statements: list[Statement] = []
 
-    def fail(self, why: str) -> NestError:
+    def fail(self, reason: str) -> NestError:
         token = self.tokens[min(self.at, len(self.tokens) - 1)] if self.tokens else None
         place = token.end() - len(token[0].lstrip()) if token else 0
         line = self.text.count("\n", 0, place + 1) + 1
-        return NestError(f"{self.name}.c:{line}: {why}")
+        return NestError(f"{self.name}.c:{line}: {reason}")
 
     def peek(self) -> str:
         if self.at >= len(self.tokens):
@@ -155,10 +155,10 @@ class _Reader:
             reads.append(written)
         return Statement(f"S{len(self.statements)}", token, loops, order, tuple(reads), (written,))
 
-    def access(self, array: str, places: str, outer: tuple[str, ...]) -> tuple[str, str]:
-        inside = re.findall(r"\[([^\]]+)\]", places)
+    def access(self, array: str, indices: str, outer: tuple[str, ...]) -> tuple[str, str]:
+        inside = re.findall(r"\[([^\]]+)\]", indices)
         if len(self.arrays.get(array, ())) != len(inside):
-            raise self.fail(f"{array}{places}: no array with so many indices")
+            raise self.fail(f"{array}{indices}: no array with so many indices")
         return array, ", ".join(self.affine(text, outer) for text in inside)
 
 

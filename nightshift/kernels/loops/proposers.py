@@ -110,18 +110,18 @@ def _child(court: Court, parent: Sequence[str], other: Sequence[str], rng: rando
     return actions
 
 
-def evolve(court: Court, trials: int, seed: int, known: Sequence[str] = ()) -> list[Attempt]:
+def evolve(court: Court, trials: int, seed: int, beginning: Sequence[str] = ()) -> list[Attempt]:
     """Attempts in the order in which they were made; `trials` of them were timed, or three times as many judged.
-    known: a list of actions to begin with, such as the best one of another number of threads."""
+    beginning: a list of actions to begin with, such as the best one of another number of threads."""
     rng = random.Random(seed)
     start = _legal(court, opening(court.nest))
     threads = [f"parallelise {one.name} {one.iterators[0]}" for one in court.nest.statements if one.loops]
-    wide = [_legal(court, [*begin, *threads]) for begin in (known, start) if court.threads > 1]
+    wide = [_legal(court, [*begin, *threads]) for begin in (beginning, start) if court.threads > 1]
     fewer = [_legal(court, list(part)) for part in combinations(start, max(0, len(start) - 1))][:3]
     blocked = [
         _legal(court, [*begin, *blocks(court.nest, applied(court.nest, begin))]) for begin in (start, [], *wide)
     ]
-    queue = [[], list(known), start, *blocked, *wide, *fewer]
+    queue = [[], list(beginning), start, *blocked, *wide, *fewer]
     made: list[Attempt] = []
     seen: set[tuple[str, ...]] = set()
     alive: list[Attempt] = []

@@ -179,16 +179,16 @@ class Court:
         best = min(times)
         return Attempt(actions, "timed", "", best, self.baseline_s / best)
 
-    def race(self, actions: Sequence[str], others: dict[str, Built], rounds: int = ROUNDS) -> dict[str, Interval]:
+    def race(self, actions: Sequence[str], rivals: dict[str, Built], rounds: int = ROUNDS) -> dict[str, Interval]:
         """Speed-up over each, from paired rounds: (low, point, high) at the judge's confidence."""
         mine = Built(self.nest, code.source_of(self.nest, applied(self.nest, actions)), self.flags)
-        logs: dict[str, list[float]] = {name: [] for name in others}
+        logs: dict[str, list[float]] = {name: [] for name in rivals}
         rng = np.random.default_rng(self.seed)
         for _ in range(rounds):
             seconds = {}
-            for name in rng.permutation(["", *others]):
-                seconds[str(name)] = min(self.time(others[name] if name else mine) for _ in range(2))
-            for name in others:
+            for name in rng.permutation(["", *rivals]):
+                seconds[str(name)] = min(self.time(rivals[name] if name else mine) for _ in range(2))
+            for name in rivals:
                 logs[name].append(math.log(seconds[name] / seconds[""]))
         return {name: interval(each) for name, each in logs.items()}
 

@@ -104,11 +104,11 @@ def _plus(bits: list[list[int]], numbers: _Numbers) -> None:
 
 
 def walk_python(
-    bits: list[list[int]], target: int, steps: int, seed: int, patience: int = PATIENCE, room: int = 0
+    bits: list[list[int]], target: int, steps: int, seed: int, patience: int = PATIENCE, capacity: int = 0
 ) -> Walk:
-    """The walk of `flip_graph.c` in Python. room: most terms; 0: MARGIN more than there are."""
+    """The walk of `flip_graph.c` in Python. capacity: most terms; 0: MARGIN more than there are."""
     numbers, bits = _Numbers(seed), [list(row) for row in bits]
-    room = room or len(bits[0]) + MARGIN
+    room = capacity or len(bits[0]) + MARGIN
     best, step, since = [list(row) for row in bits], 0, 0
     while step < steps and len(best[0]) > target:
         before = len(bits[0])
@@ -134,11 +134,11 @@ def _library() -> ctypes.CDLL:
 
 
 def walk_native(
-    bits: list[list[int]], target: int, steps: int, seed: int, patience: int = PATIENCE, room: int = 0
+    bits: list[list[int]], target: int, steps: int, seed: int, patience: int = PATIENCE, capacity: int = 0
 ) -> Walk:
     """The same, compiled. Raises CompilerError."""
     library = _library()
-    room = room or len(bits[0]) + MARGIN
+    room = capacity or len(bits[0]) + MARGIN
     terms = np.zeros((3, room), np.uint64)
     terms[:, : len(bits[0])] = np.array(bits, np.uint64)
     rank, state = ctypes.c_int(len(bits[0])), ctypes.c_uint64(seed & _MASK)

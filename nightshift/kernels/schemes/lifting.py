@@ -55,9 +55,9 @@ class _System:
                 value ^= self.pivots[high][0]
                 used ^= self.pivots[high][1]
 
-    def solve(self, wanted: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def solve(self, target: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """0 or 1 for each unknown; None where there is no solution."""
-        bits = np.packbits((wanted.reshape(-1) & 1).astype(np.uint8), bitorder="little")
+        bits = np.packbits((target.reshape(-1) & 1).astype(np.uint8), bitorder="little")
         value, used = int.from_bytes(bits.tobytes(), "little"), 0
         while value:
             high = value.bit_length() - 1
