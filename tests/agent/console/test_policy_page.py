@@ -101,7 +101,7 @@ def test_power_shows_watts_before_and_after_and_work_per_joule(story: Story, web
 
 
 def test_recordings_fill_the_queue_and_a_kernel_search_and_say_so(story: Story, web: httpx.Client) -> None:
-    """Who waits and why; convergence, roofline and the missing certificate, as the demo shows them."""
+    """Who waits and why; convergence, roofline and a certificate that no gate promotes, as the demo shows them."""
     recorded.tell(story.store, NOW_S)
     page = web.get("/scheduling").text
     waiting = page[page.index("Waiting, in order") : page.index("Starting")]
