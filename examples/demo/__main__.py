@@ -92,8 +92,10 @@ def run(
                 print(json.dumps(report.to_json(), indent=2))
             else:
                 screen.print(verdict(report))
-                screen.print("\nWhere the GPU time of this night went; the weekly report has the same accounts:")
+                screen.print("\nWhere the GPU time of this night went:")
                 screen.print(goodput_screen(demo.goodput()))
+                screen.print("\nThe rest of the night, in the console: Power, Scheduling, Kernels, Goodput")
+                screen.print("\n".join(report.story), highlight=False, markup=False, soft_wrap=True)
                 screen.print(
                     f"post-mortem of a fault: nightshift report INC-1 --config {demo.config}", soft_wrap=True
                 )

@@ -100,7 +100,7 @@ def _tell_search(store: Store, now_s: float) -> None:
 
 
 def certificate(row: dict[str, Any], now_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(envelope, predicate) of a recorded row: the kernel that was judged, and what the row keeps of the verdict."""
+    """(envelope, predicate) of a recorded row: the kernel that was judged, what the row keeps of the verdict."""
     recorded = json.loads((_RESULTS / "kernels_table.json").read_text())
     candidate = Candidate.from_json(json.loads(_CANDIDATE.read_text()))
     low, point, high = row["speedup"]

@@ -63,6 +63,15 @@ def test_every_fault_of_a_run_is_found_repaired_and_confirmed_and_a_first_hour_i
     assert told(report) == []
     assert {row["fault"] for row in report["rows"]} == set(FaultKind)
     assert all(row["acted_after_s"] >= row["detected_after_s"] >= 0 for row in report["rows"])
+    rest = "\n".join(report["story"])
+    before_w, after_w = (float(w.replace(",", "")) for w in re.findall(r"([\d,]+) W", rest))
+    assert 0 < after_w < before_w
+    for words in (
+        "shares with recorded/",
+        "rmsnorm_backward faster (clears_best), certificate ",
+        "Weekly report: ETTR",
+    ):
+        assert words in rest
     folder = Path(said.split("kept: ")[1].strip())
     try:
         monkeypatch.setenv("NIGHTSHIFT_CONFIG", str(folder / CONFIG))

@@ -34,8 +34,8 @@ _SCHEDULING = (
 )
 _KERNELS = "GPU kernels with a signed certificate: which jobs use them, and which were demoted."
 _RUN = (
-    "One search for a faster kernel. The page shows the best time so far, its share of the roofline, its speed-up "
-    "over the fastest baseline, and its certificate."
+    "One search for a faster kernel: the best time so far and its share of the roofline. Below it are the speed-up "
+    "over the fastest baseline and the certificate."
 )
 _SOURCES = "What each source answered last. A source that fails is listed first, with the reason."
 _AUDIT = "Who approved what, chained by hashes. `nightshift audit verify` checks it."
