@@ -151,6 +151,32 @@ TABLES = (
         "from above.",
     ),
     Table(
+        "Commands of the README, the guides and the docs, as printed",
+        "doc_commands",
+        "python -m benchmarks.doc_commands",
+        (
+            Row("lines", "results/lines", number("", 1, 0)),
+            Row("run here; of these right", "results", lambda f: f"{f['run']}; {f['right']}", "all"),
+            Row("run by another check, which the result names", "results/elsewhere", number("", 1, 0)),
+            Row("not run, each with what it needs", "results/not_run", number("", 1, 0), "0"),
+        ),
+    ),
+    Table(
+        "From a fresh clone to the first incident of the demo",
+        "first_night",
+        "python -m benchmarks.first_night",
+        (
+            Row("`make setup`, wheels at hand: wall; CPU", "results/setup",
+                lambda f: f"{f['wall_s']:.0f} s; {f['cpu_s']:.0f} s", "≤ 75 s"),
+            Row("`make demo` to its first incident: wall; CPU", "results/first_incident",
+                lambda f: f"{f['wall_s']:.0f} s; {f['cpu_s']:.0f} s", "≤ 15 s"),
+            Row("packages of the core", "results/core/packages", number("", 1, 0), "≤ 60"),
+            Row("size of the core", "results/core/megabytes", number(" MB", 1, 0), "≤ 350 MB"),
+            Row("load average of the machine when it began (2 cores)", "results/load_average_at_start",
+                number("", 1, 1)),
+        ),
+    ),
+    Table(
         "Incidents, diagnosed and repaired without a language model",
         "incidents",
         "python -m benchmarks.incidents",

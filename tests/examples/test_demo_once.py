@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,3 +137,17 @@ def test_while_everyone_sleeps_nothing_is_missed_and_a_storm_pages_no_one() -> N
 def test_unseen_seeds_pass(seed: int) -> None:
     """Scripts with other jobs, places, onsets and sizes."""
     assert told(once(seed)) == []
+
+
+@pytest.mark.full
+def test_a_demo_whose_port_is_taken_says_so_and_leaves_no_folder(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        command = [sys.executable, "-m", "examples.demo", "--port", str(other.getsockname()[1])]
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Address already in use" in done.stderr
+    assert "Choose another port" in done.stderr
+    assert not any(tmp_path.glob("nightshift-demo-*"))
