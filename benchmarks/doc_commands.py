@@ -223,7 +223,7 @@ class Stage:
 
 def run_page(stage: Stage, name: str, lines: list[DocLine]) -> Iterator[tuple[DocLine, int, str]]:
     """(line, exit code, what it said) of a page's lines in one shell."""
-    script = "".join(f"{stage.here(line.text)}\necho {MARK} $?\n" for line in lines)
+    script = "".join(f"{stage.here(line.text)}\nprintf '\\n{MARK} %s\\n' $?\n" for line in lines)
     place = stage.place(name)
     (place / "page.sh").write_text(script)
     done = subprocess.run(
@@ -231,6 +231,8 @@ def run_page(stage: Stage, name: str, lines: list[DocLine]) -> Iterator[tuple[Do
         stdin=subprocess.DEVNULL, text=True, timeout=1800, check=False,
     )  # fmt: skip
     parts = re.split(rf"^{MARK} (\d+)\n", done.stdout, flags=re.M)
+    if len(parts) != 2 * len(lines) + 1:
+        raise RuntimeError(f"{name}: {len(parts) // 2} of {len(lines)} lines ended: {done.stdout[-2000:]}")
     for line, said, code in zip(lines, parts[::2], parts[1::2], strict=False):
         yield line, int(code), said
 
