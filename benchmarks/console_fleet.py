@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.demo import recorded
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory, Settings
 from nightshift.agent.approvals.policy import ApprovalSettings
@@ -16,10 +17,12 @@ from nightshift.agent.console.site import ConsoleParts, DaemonHealth
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, SourceStatus
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.controllers.decision import ControlDecision, Mode
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
 NOW_S = 1_790_000_000.0
@@ -29,7 +32,7 @@ _FAULTS = (Fault.XID, Fault.GPU_MEMORY_LEAK, Fault.ANOMALY, Fault.STRAGGLER)
 
 class LargeFleet:
     """`gpus` GPUs in racks of 64, each seen a moment ago, and `incidents` open incidents (and a tenth as many that
-    are over) spread over them."""
+    are over) spread over them, decisions on power, a drawn queue and a kernel search."""
 
     def __init__(self, folder: Path, gpus: int, incidents: int) -> None:
         self.clock = SteppedClock(NOW_S)
@@ -41,6 +44,8 @@ class LargeFleet:
         self._observe()
         for number in range(incidents + incidents // 10):
             self._open(number, over=number >= incidents)
+        recorded.tell(self.store, NOW_S)
+        self._decide_power()
 
     def parts(self) -> ConsoleParts:
         """A console's parts over it."""
@@ -78,17 +83,31 @@ class LargeFleet:
         self.inventory.load(links)
 
     def _observe(self) -> None:
-        names = ("gpu_memory_used_bytes", "gpu_memory_free_bytes", "gpu_power_w")
+        names = ("gpu_memory_used_bytes", "gpu_memory_free_bytes", "gpu_power_w", "gpu_power_limit_w")
         draw = np.random.default_rng(3)
         index = SeriesIndex(SubjectKind.GPU, tuple(self.gpus))
         for at_s in (NOW_S - 10.0, NOW_S - 5.0, NOW_S):
             used = draw.uniform(0.1, 0.95, len(self.gpus)) * 141e9
-            values = np.stack([used, 141e9 - used, draw.normal(500, 60, len(self.gpus))], axis=1)
+            values = np.stack(
+                [used, 141e9 - used, draw.normal(500, 60, len(self.gpus)), 700.0 + 0.0 * used], axis=1
+            )
             values[:: max(1, len(self.gpus) // 20)] = math.nan
             epoch = np.zeros(len(self.gpus), dtype=np.int64)
-            frame = Frame(at_s, index, names, values, np.full((1, 3), at_s), epoch)
+            frame = Frame(at_s, index, names, values, np.full((1, 4), at_s), epoch)
             source = SourceStatus(Subject(SubjectKind.SOURCE, "prometheus"), at_s, ok=True, samples=values.size)
             self.history.add(Tick(at_s, {frame.kind: frame}, sources=[source]))
+
+    def _decide_power(self) -> None:
+        """A decision in shadow on each job."""
+        jobs = sorted(subject.name for subject in self.inventory.subjects(SubjectKind.JOB, NOW_S))
+        decided = [
+            ControlDecision(
+                f"{number:016x}", "power", NOW_S, Mode.SHADOW, job, job, "descent", "", {}, 60, 1.0, (),
+                {"level": 70, "limits_mw": {}}, 1.0, 70, "full", {}, "benchmark",
+            )
+            for number, job in enumerate(jobs)
+        ]  # fmt: skip
+        Receipts(self.store.database).keep_all([(one, 0.0, False) for one in decided])
 
     def _open(self, number: int, over: bool) -> None:
         gpu = self.gpus[(number * 7919) % len(self.gpus)]

@@ -1,7 +1,9 @@
 """A page for each detector: what it catches and what it does not see, drawn from runs of its own code.
 
-The telemetry is the contract's (`nightshift/detectors/contract/streams.py`): eight synthetic GPUs, a look each 5 s,
-and a burst of every fault. The second chart is the same burst made weaker until the detector stays silent.
+Where one of our recordings has its fault (`tests/recordings`), both charts are of recordings: the fault, and a
+phase of which the detector says nothing. Elsewhere the telemetry is the contract's
+(`nightshift/detectors/contract/streams.py`): eight synthetic GPUs, a look each 5 s, and a burst of every fault. The
+second chart is then the same burst made weaker until the detector stays silent.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from nightshift.agent.presentation.incident_view import name_of
 from nightshift.agent.presentation.line_chart import Chart, draw
 from nightshift.collectors.frame import Frame, StepSeries
 from nightshift.collectors.history import History
-from nightshift.collectors.subject import Inventory, Subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.collectors.tick import Tick
@@ -44,6 +46,44 @@ _BLIND = {
 }
 """Of detectors that read events or answers."""
 _FULL = 200
+_H200 = "one H200 on which a 92M-parameter GPT trains"
+_TWO = "two H200s on which one data-parallel job trains"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A detector's two phases of `tests/recordings`, and where: `fault` is found on one rank, of `silent`, on all
+    ranks alike, nothing is said, and `signal` shows why. `ranks`: of the recording; one rank is played as four."""
+
+    fault: str
+    silent: str
+    place: str
+    words: str
+    signal: str
+    ranks: int = 1
+
+
+RECORDED = {
+    "memory_leak": Recorded(
+        "train_gpu_leak", "train_varlen_benign", _H200,
+        "Sequences of changing length: the host's memory grows with them. The detector reports nothing.",
+        "container_memory_anonymous_bytes",
+    ),
+    "divergence": Recorded(
+        "train_diverge", "train_spike_recovers", _H200,
+        "Garbage batches at two steps: the loss jumps and recovers. The detector reports nothing.", "loss",
+    ),
+    "stall": Recorded(
+        "train_data_stall", "train_periodic_eval_benign", _H200,
+        "Evaluation each 150 steps: training pauses for it. The detector reports nothing.",
+        "gpu_utilization_percent",
+    ),
+    "hang": Recorded(
+        "hang_rank2_15s", "eval_rank0_benign", _TWO,
+        "One rank evaluates while the other waits: too short for a hang. The detector reports nothing.",
+        "gpu_power_w", 2,
+    ),
+}  # fmt: skip
 _STYLE = (
     "<style>.grid{stroke:#d5dae1}.axis{fill:#5b6676;font:11px monospace}"
     ".signal{fill:none;stroke:#1260b8;stroke-width:1.8}.since{fill:#c22f2f14}.onset{stroke:#c22f2f}"
@@ -101,10 +141,36 @@ def _first(detector: Detector, ticks: list[Tick], inventory: Inventory) -> Findi
 
 
 @cache
+def replayed(phase: str, ranks: int, beside: int = 1) -> tuple[list[Tick], Inventory]:
+    """A recorded phase after a healthy one, 5 s a sample. Of one rank's recording, `beside` of four ranks have it,
+    the others stay healthy."""
+    from tests.recordings.replay import Job, cut, h200, h200_rank
+
+    if ranks > 1:
+        job = Job([[h200_rank("healthy", rank), h200_rank(phase, rank)] for rank in range(ranks)])
+    else:
+        healthy = cut(h200("train_ok"), 30)
+        job = Job([[healthy, h200(phase)]] * beside + [[healthy] * 4] * (4 - beside))
+    return list(job.ticks()), job.inventory()
+
+
+def telemetry(name: str) -> tuple[list[Tick], Inventory]:
+    """What a detector's catch is of: ticks and who belongs to whom."""
+    real = RECORDED.get(name)
+    return played(faults) if real is None else replayed(real.fault, real.ranks)
+
+
+@cache
 def caught(kind: Callable[[], Any]) -> Caught:
-    ticks, inventory = played(faults)
+    name = kind.plugin  # type: ignore[attr-defined]
+    ticks, inventory = telemetry(name)
     finding = _first(kind(), ticks, inventory)
-    assert finding is not None, f"{kind}: silent in the burst of every fault"
+    assert finding is not None, f"{kind}: silent where its fault is"
+    if name in RECORDED and name in _SIGNALS:
+        metric = _SIGNALS[name]
+        return Caught(
+            finding, (inventory.subjects(SubjectKind.GPU, ticks[0].at_s)[0], metric, BY_NAME[metric].unit)
+        )
     if kind.plugin in _SIGNALS:  # type: ignore[attr-defined]
         metric = _SIGNALS[kind.plugin]  # type: ignore[attr-defined]
         subject = finding.subject if metric.startswith("server") else HealthyFleet().gpus[0]
@@ -162,7 +228,9 @@ def _page(kind: Any) -> Iterator[tuple[str, str]]:
     place = f"`{finding.fault}` on {finding.subject.kind} `{finding.subject.name}`"
     lines = [NOTE, f"# {name}\n"]
     lines += [f"How it works, its rates and what it needs: [the reference](../reference/detectors.md#{name}).\n"]
-    lines += ["## A catch\n", "Synthetic telemetry of the detectors' contract, eight GPUs."]
+    real = RECORDED.get(name)
+    of = f"Recorded: {real.place}." if real else "Synthetic telemetry of the detectors' contract, eight GPUs."
+    lines += ["## A catch\n", of]
     lines += [f"{place}, {finding.at.t_s - finding.since.t_s:.0f} s after the onset:\n", f"> {finding.summary}\n"]
     if found.signal is None:
         records = [item.record.text for item in finding.evidence if isinstance(item, LogExhibit)][:3]
@@ -171,12 +239,15 @@ def _page(kind: Any) -> Iterator[tuple[str, str]]:
         yield f"{name}.md", "\n".join(lines)
         return
     subject, metric, unit = found.signal
-    title, ticks = f"{name_of(metric)} · {subject.name}", played(faults)[0]
+    title, ticks = f"{name_of(metric)} · {subject.name}", telemetry(name)[0]
     whole = Chart(
         title, unit, *_signal(ticks, subject, metric), finding.since.t_s, None, ((finding.at.t_s, "found"),)
     )
-    share, weak = silent_at(kind)
     yield f"{name}-catch.svg", _svg(whole)
+    if real is not None:
+        yield from _silent(kind, real, subject, lines, title)
+        return
+    share, weak = silent_at(kind)
     yield f"{name}-miss.svg", _svg(Chart(title, unit, *_signal(weak, subject, metric)))
     size = f"at {100 * share:g} % of its size" if share else "without its numbers"
     lines += [f"![{title}, onset and alarm]({name}-catch.svg)\n", "## What it does not see\n"]
@@ -185,8 +256,25 @@ def _page(kind: Any) -> Iterator[tuple[str, str]]:
     yield f"{name}.md", "\n".join(lines)
 
 
+def _silent(
+    kind: Any, real: Recorded, caught_on: Subject, lines: list[str], title: str
+) -> Iterator[tuple[str, str]]:
+    """The rest of a page of recordings: a phase of which the detector says nothing."""
+    name, (ticks, inventory) = str(kind.plugin), replayed(real.silent, real.ranks, 4)
+    assert _first(kind(), ticks, inventory) is None, f"{name}: {real.silent} alarms"
+    of = SubjectKind.CONTAINER if real.signal.startswith("container") else SubjectKind.GPU
+    subject = caught_on if real.signal == "loss" else inventory.subjects(of, ticks[0].at_s)[0]
+    unit = BY_NAME[real.signal].unit if real.signal in BY_NAME else ""
+    shown = f"{name_of(real.signal)} · {subject.name}"
+    yield f"{name}-miss.svg", _svg(Chart(shown, unit, *_signal(ticks, subject, real.signal)))
+    lines += [f"![{title}, onset and alarm]({name}-catch.svg)\n", "## What it does not see\n"]
+    lines += [f"Recorded: {real.place}. {real.words}\n", f"![{shown}, no alarm]({name}-miss.svg)\n"]
+    yield f"{name}.md", "\n".join(lines)
+
+
 _ABOUT = (
-    "Each page has a catch and a miss, drawn from a run of the detector over the synthetic telemetry of the "
-    "detectors' contract. On real telemetry: [the rates](../reference/detectors.md) and "
-    "[the figures](../reference/figures.md).\n"
+    f"Each page has a catch and a miss, drawn from a run of the detector. Those of {', '.join(sorted(RECORDED))} "
+    "are of recordings on H200s. The others are of the synthetic telemetry of the detectors' contract, since no "
+    "recording has their fault. Rates on real telemetry: [detectors](../reference/detectors.md), "
+    "[figures](../reference/figures.md).\n"
 )

@@ -124,9 +124,14 @@ TABLES = (
         "console",
         "python -m benchmarks.console",
         (
-            Row("first paint of a first visit, all fourteen pages: median; p95",
+            Row("first paint of a first visit, all seventeen pages: median; p95",
                 "results/first visits of all pages/first_paint_ms",
                 lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms", "≤ 300 ms"),
+            *(
+                Row(f"{name}: CPU time of the server, median; p95", f"results/{name}/cpu_ms",
+                    lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms")
+                for name in ("fleet", "jobs", "power", "search", "incident")
+            ),
             *(
                 Row(f"{name}: first paint; first byte (medians)", f"results/{name}",
                     lambda f: f"{f['first_paint_ms']['median']:.0f} ms; {f['first_byte_ms']['median']:.0f} ms")
@@ -144,6 +149,32 @@ TABLES = (
         ),
         "Chromium, the console and other work shared two cores: times of a busy machine bound those of a quiet one "
         "from above.",
+    ),
+    Table(
+        "Commands of the README, the guides and the docs, as printed",
+        "doc_commands",
+        "python -m benchmarks.doc_commands",
+        (
+            Row("lines", "results/lines", number("", 1, 0)),
+            Row("run here; of these right", "results", lambda f: f"{f['run']}; {f['right']}", "all"),
+            Row("run by another check, which the result names", "results/elsewhere", number("", 1, 0)),
+            Row("not run, each with what it needs", "results/not_run", number("", 1, 0), "0"),
+        ),
+    ),
+    Table(
+        "From a fresh clone to the first incident of the demo",
+        "first_night",
+        "python -m benchmarks.first_night",
+        (
+            Row("`make setup`, wheels at hand: wall; CPU", "results/setup",
+                lambda f: f"{f['wall_s']:.0f} s; {f['cpu_s']:.0f} s", "≤ 75 s"),
+            Row("`make demo` to its first incident: wall; CPU", "results/first_incident",
+                lambda f: f"{f['wall_s']:.0f} s; {f['cpu_s']:.0f} s", "≤ 15 s"),
+            Row("packages of the core", "results/core/packages", number("", 1, 0), "≤ 60"),
+            Row("size of the core", "results/core/megabytes", number(" MB", 1, 0), "≤ 350 MB"),
+            Row("load average of the machine when it began (2 cores)", "results/load_average_at_start",
+                number("", 1, 1)),
+        ),
     ),
     Table(
         "Incidents, diagnosed and repaired without a language model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -87,6 +88,21 @@ def test_every_command_in_the_docs_exists() -> None:
             assert set(words[1:]) <= targets, f"{page}: {line}"
         elif words[0] == "nightshift" and words[1:] not in ([], ["…"]):
             parse(COMMAND, [word for word in words[1:] if word != "…"], f"{page}: {line}")
+
+
+def test_every_command_block_of_the_docs_was_run_as_printed() -> None:
+    """benchmarks/doc_commands.py ran these very lines, each was right; a line that it cannot run has a reason."""
+    from benchmarks.doc_commands import ELSEWHERE, NEEDS, doc_lines
+
+    rows = json.loads((ROOT / "benchmarks/results/doc_commands.json").read_text())["results"]["rows"]
+    lines = doc_lines()
+    assert len(lines) > 120
+    assert sorted((line.page, line.text) for line in lines) == sorted((row["page"], row["line"]) for row in rows), (
+        "run `python -m benchmarks.doc_commands` and commit its result"
+    )
+    assert [row for row in rows if row["how"] == "run" and not row["right"]] == []
+    patterns = {*ELSEWHERE, *NEEDS}
+    assert [one for one in patterns if not any(re.match(one, line.text) for line in lines)] == []
 
 
 def parse(command: Any, arguments: list[str], where: str) -> None:

@@ -25,6 +25,7 @@ from rich.console import Console
 from examples.demo.run import Demo
 from examples.demo.terminal import Terminal, verdict
 from nightshift.agent.cli.goodput import screen as goodput_screen
+from nightshift.collectors.base import Permanent
 
 WATCHABLE_TICK_S = 0.09
 WAITING_TICK_S = 1.0
@@ -49,7 +50,12 @@ def run(
     """Runs the demo."""
     if approve not in ("", "auto", "click"):
         raise typer.BadParameter(f"DEMO_APPROVE is {approve!r}; it is auto or click")
-    folder = Path(tempfile.mkdtemp(prefix="nightshift-demo-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="nightshift-demo-"))
+    except OSError as error:
+        raise typer.BadParameter(
+            f"no folder for the demo: {error}. Set TMPDIR to one that you can write"
+        ) from error
     automatic = not asleep and (once or approve == "auto")
     screen = Console(stderr=once)
     terminal = Terminal(screen, live=screen.is_terminal and not once, approves_itself=automatic)
@@ -61,16 +67,20 @@ def run(
 
     with (folder / "nightshift.log").open("w") as log:
         structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=log))
-        demo = Demo(
-            seed,
-            folder,
-            approve=automatic,
-            port=port,
-            slack=slack,
-            asleep=asleep,
-            pace_s=pace_s,
-            watch=terminal.watch,
-        )
+        try:
+            demo = Demo(
+                seed,
+                folder,
+                approve=automatic,
+                port=port,
+                slack=slack,
+                asleep=asleep,
+                pace_s=pace_s,
+                watch=terminal.watch,
+            )
+        except Permanent as error:
+            shutil.rmtree(folder)
+            raise typer.BadParameter(f"{error}. Choose another port, or none for any free one") from error
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
         if demo.app.server is not None:
             screen.print(f"tour: {demo.app.server.url}/?tour", soft_wrap=True, highlight=False)
@@ -92,8 +102,10 @@ def run(
                 print(json.dumps(report.to_json(), indent=2))
             else:
                 screen.print(verdict(report))
-                screen.print("\nWhere the GPU time of this night went; the weekly report has the same accounts:")
+                screen.print("\nWhere the GPU time of this night went:")
                 screen.print(goodput_screen(demo.goodput()))
+                screen.print("\nThe rest of the night, in the console: Power, Scheduling, Kernels, Goodput")
+                screen.print("\n".join(report.story), highlight=False, markup=False, soft_wrap=True)
                 screen.print(
                     f"post-mortem of a fault: nightshift report INC-1 --config {demo.config}", soft_wrap=True
                 )

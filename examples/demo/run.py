@@ -7,12 +7,14 @@ script holds stays on this side.
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,17 @@ from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM, Workspace
 from nightshift.agent.app import App
 from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.console.control_pages import newest_by_job, power_rows
 from nightshift.agent.goodput.report import as_json as goodput_json
 from nightshift.agent.goodput.report import make as make_goodput
+from nightshift.agent.notify.slack.blocks import ChatMessage
+from nightshift.agent.notify.slack.weekly import message as weekly_message
 from nightshift.agent.settings import load as load_settings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject
 from nightshift.collectors.tick import Tick
@@ -46,6 +53,7 @@ GRACE_S = 2_700.0
 RACK_W = 24_000.0
 """What the demo's rack may draw: four nodes of eight GPUs at their highest limit, and their hosts."""
 _QUIET_END_S = 180.0
+_RECEIPTS = 1000
 _READS_FOR_S = 20.0
 """How long the demo's approver looks at a plan (simulated)."""
 _SETTLE_TIMEOUT_S = 20.0
@@ -115,6 +123,12 @@ def slack_configuration(stand_in: StandIn, folder: Path) -> dict[str, object]:
         },
         "people": {"roles": {"ann@demo.example": "admin"}},
     }
+
+
+def plain_text(message: ChatMessage) -> list[str]:
+    """A message's lines without their marks."""
+    lines = (line for block in message.blocks for line in block["elements"])
+    return ["".join(one["text"] for one in line["elements"]).rstrip() for line in lines]
 
 
 class GoneMad:
@@ -266,13 +280,42 @@ class Demo:
         else:
             report = score(self.world, self.incidents())
         wall_s = round(time.monotonic() - self._began_s, 1)
-        return replace(report, wall_s=wall_s, unsettled=self.unsettled)
+        return replace(report, wall_s=wall_s, unsettled=self.unsettled, story=self.story())
 
     def goodput(self) -> dict[str, Any]:
         """Where the GPU time of the run went, as `nightshift goodput --by cause --json` tells it."""
         with self.app.store.database.read() as connection:
             report = make_goodput(connection, self.world.start_s, self.world.now_s, None)
         return goodput_json(report, "cause")
+
+    def story(self) -> tuple[str, ...]:
+        """What else the night shows, a line each, as the console has it: power, co-location, a kernel, the week."""
+        store, now_s = self.app.store, self.world.now_s
+        receipts = Receipts(store.database)
+        power = power_rows(receipts.newest("power", _RECEIPTS), self.app.history, self.app.inventory, now_s)
+        pairs = [(row.before_w, row.after_w) for row in power if math.isfinite(row.before_w + row.after_w)]
+        before_w, after_w = (
+            (math.fsum(side) for side in zip(*pairs, strict=True)) if pairs else (math.nan, math.nan)
+        )
+        clipped = sum(bool(row.decision.clips) for row in power)
+        shared = [row for row in newest_by_job(receipts.newest("scheduling", _RECEIPTS)) if row.seen.get("shares")]
+        (search,) = KernelGate(self.app.gate, store, self.clock).searches()
+        week = f"{datetime.fromtimestamp(now_s, UTC):%G-W%V}"
+        with store.database.read() as connection:
+            report = make_goodput(connection, self.world.start_s, now_s, None)
+        power_line = (
+            f"Power, in shadow: limits of {len(pairs)} jobs {before_w:,.0f} W, proposed {after_w:,.0f} W, "
+            f"{clipped} proposals limited by the shield"
+        )
+        return (
+            power_line,
+            *(f"Co-location, a drawn queue: {row.job} {row.why.partition(': ')[2]}" for row in shared),
+            *(
+                f"Kernel, recorded on an H200: {one.problem} {one.verdict}, certificate {one.sha256[:16]}"
+                for one in search.certificates
+            ),
+            *("Weekly report: " + line for line in plain_text(weekly_message(report, week, ""))),
+        )
 
     def calls(self) -> dict[str, list[str]]:
         """Whom the threads of Slack mention, by incident."""

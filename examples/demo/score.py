@@ -69,6 +69,8 @@ class Report:
     wall_s: float = 0.0
     storm: str = ""
     """What became of the alarms of a detector gone mad."""
+    story: tuple[str, ...] = ()
+    """What else the night shows, a line each."""
     unsettled: int = 0
     """Ticks at which the daemon was not done when the time that it was given ran out: the machine was too slow."""
 

@@ -62,6 +62,9 @@ class SubjectKind(StrEnum):
     SOURCE = "source"
 
 
+_KINDS = {str(kind): kind for kind in SubjectKind}  # quicker than the enum's own look-up
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Subject:
     """An identity, unique within its kind in one cluster.
@@ -100,7 +103,7 @@ class Subject:
         kind, separator, name = text.partition(":")
         if not separator:
             raise ValueError(f"subject {text!r} is not kind:name")
-        return cls(SubjectKind(kind), name)
+        return cls(_KINDS.get(kind) or SubjectKind(kind), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +287,7 @@ class Inventory:
         mine = (s for s in found if s.kind is kind)
         if kind is SubjectKind.MIG:  # of a GPU that it shares, a pod's are those that it holds
             mine = (s for s in mine if subject in self.ancestors(s, at_s))
-        return sorted(mine)
+        return sorted(mine, key=attrgetter("name"))  # of one kind
 
     def gpus(self, subject: Subject, at_s: float) -> list[Subject]:
         """The GPUs that a subject is, holds, or (for a rank or pod) ran on at that time."""

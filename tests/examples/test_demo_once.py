@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -63,6 +64,15 @@ def test_every_fault_of_a_run_is_found_repaired_and_confirmed_and_a_first_hour_i
     assert told(report) == []
     assert {row["fault"] for row in report["rows"]} == set(FaultKind)
     assert all(row["acted_after_s"] >= row["detected_after_s"] >= 0 for row in report["rows"])
+    rest = "\n".join(report["story"])
+    before_w, after_w = (float(w.replace(",", "")) for w in re.findall(r"([\d,]+) W", rest))
+    assert 0 < after_w < before_w
+    for words in (
+        "shares with recorded/",
+        "rmsnorm_backward faster (clears_best), certificate ",
+        "Weekly report: ETTR",
+    ):
+        assert words in rest
     folder = Path(said.split("kept: ")[1].strip())
     try:
         monkeypatch.setenv("NIGHTSHIFT_CONFIG", str(folder / CONFIG))
@@ -127,3 +137,17 @@ def test_while_everyone_sleeps_nothing_is_missed_and_a_storm_pages_no_one() -> N
 def test_unseen_seeds_pass(seed: int) -> None:
     """Scripts with other jobs, places, onsets and sizes."""
     assert told(once(seed)) == []
+
+
+@pytest.mark.full
+def test_a_demo_whose_port_is_taken_says_so_and_leaves_no_folder(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        command = [sys.executable, "-m", "examples.demo", "--port", str(other.getsockname()[1])]
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Address already in use" in done.stderr
+    assert "Choose another port" in done.stderr
+    assert not any(tmp_path.glob("nightshift-demo-*"))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.demo import recorded
 from examples.demo.job import JobState
 from examples.demo.recording import Recording, load
 from examples.demo.scenario import GPUS_PER_NODE, NODES, START_S, TICK_S, BenignKind, FaultKind, draw
@@ -23,6 +24,10 @@ from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.certification.envelope import CertificateError, read
+from nightshift.kernels.certification.evidence import UNKNOWN, EvidenceReason, record_of
+from nightshift.kernels.certification.registry import promotable
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (*range(100, 120),)
@@ -245,3 +250,14 @@ def test_subjects_are_named_as_the_collectors_name_them(world: World) -> None:
     job = world.jobs[0]
     assert job_subject(job) == Subject(SubjectKind.JOB, f"{job.plan.namespace}/{job.plan.name}")
     assert world.cluster.facts(job_subject(job))["running"] == "true"
+
+
+def test_the_kernel_of_the_recorded_search_is_the_one_that_was_judged() -> None:
+    """Its hash is the recorded row's; the certificate opens by its key alone and is of no present judge."""
+    rows = json.loads((ROOT / "benchmarks/results/kernels_table.json").read_text())["rows"]
+    (row,) = (one for one in rows if one["problem"] == "rmsnorm_backward" and one["case"].endswith("bfloat16"))
+    envelope, predicate = recorded.certificate(row, 1_790_000_000.0)
+    assert Candidate.from_json(predicate["candidate"]).sha256 == row["candidate_sha256"]
+    assert EvidenceReason.other_judge in {one.reason for one in promotable(record_of(predicate), UNKNOWN)}
+    with pytest.raises(CertificateError):
+        read(envelope, {})

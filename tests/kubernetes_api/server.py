@@ -62,6 +62,10 @@ _REVIEWS = ("selfsubjectaccessreviews", "subjectaccessreviews", "selfsubjectrevi
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
+_SHORT = {"persistentvolumeclaims": ["pvc"], "pods": ["po"], "nodes": ["no"]}
+"""Names that `kubectl` also takes."""
+
+
 @dataclass(frozen=True)
 class Route:
     resource: Resource
@@ -284,7 +288,8 @@ class ApiServer:
         listed = []
         for r in found:
             entry = {"name": r.plural, "singularName": r.kind.lower(), "namespaced": r.namespaced, "kind": r.kind}
-            listed.append(entry | {"verbs": verbs})
+            short = {"shortNames": _SHORT[r.plural]} if r.plural in _SHORT else {}
+            listed.append(entry | short | {"verbs": verbs})
             if r.status:
                 listed.append(entry | {"name": f"{r.plural}/status", "verbs": ["get", "patch", "update"]})
         name = f"{group}/{version}" if group else version

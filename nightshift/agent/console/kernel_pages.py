@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
@@ -18,6 +19,7 @@ from nightshift.agent.console.site import Site
 from nightshift.agent.kernels.drift import standings
 from nightshift.agent.kernels.runner import ledger_of
 from nightshift.agent.presentation.line_chart import Chart
+from nightshift.agent.presentation.tour import NEWEST_RUN
 
 _PAGE = 100
 _MICRO = 1e6
@@ -87,6 +89,7 @@ class KernelPages:
 
     def add_to(self, app: FastAPI) -> None:
         app.get("/kernels", response_model=None)(self.kernels)
+        app.get(NEWEST_RUN, response_model=None)(self.newest_run)
         app.get("/kernels/runs/{run}", response_model=None)(self.run)
 
     def kernels(self, request: Request) -> Response:
@@ -101,6 +104,16 @@ class KernelPages:
         return self._site.page(
             request, "kernels.html", rows=rows, refused=refused, shown=SHOWN, in_use=in_use, runs=runs
         )
+
+    def newest_run(self, request: Request) -> Response:
+        """Leads to the newest search, on a tour or not."""
+        self._site.of_cluster(request)
+        searches = self._gate.searches()
+        if not searches:
+            raise HTTPException(404, "no kernel search was begun yet")
+        newest = max(searches, key=lambda one: one.begun_at_s)
+        tour = "?tour" if "tour" in request.query_params else ""
+        return RedirectResponse(f"{NEWEST_RUN}/{quote(newest.name, safe='')}{tour}", 303)
 
     def run(self, request: Request, run: str) -> Response:
         """One search: convergence, share of the roofline, and the certificates that it brought."""

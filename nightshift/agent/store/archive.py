@@ -26,6 +26,14 @@ from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
+# An enum's own look-up is slow, and a list of ten thousand incidents makes sixty thousand of them.
+_FAULTS, _SEVERITIES = {str(one): one for one in Fault}, {str(one): one for one in Severity}
+_STATES, _FINDING_STATES = {str(one): one for one in IncidentState}, {str(one): one for one in State}
+_ACTIONS = {str(one): one for one in ActionKind}
+_LIGHT = (
+    *("incident", "episode", "detector", "fault", "subject"),
+    *("severity", "state", "since_s", "last_seen_s"),
+)
 _MOST_WORDS = 8
 # SQLite takes 32,766 variables in one query; PostgreSQL 65,535.
 _MANY = 5_000
@@ -162,7 +170,7 @@ class Archive:
 
     def _summaries(self, query: sa.Select[Any]) -> list[IncidentSummary]:
         # exhibits are most of a finding's bytes, and no list shows them
-        light = [column for column in findings.c if column.name != "body"]
+        light = [findings.c[name] for name in _LIGHT]
         with self.database.read() as connection:
             rows = connection.execute(query).all()
             if not rows:
@@ -174,11 +182,13 @@ class Archive:
             ).all()
             touched = _namespaces(connection, tenancies.c.incident.in_(chosen))
         of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
-        for f in found:
-            fault, subject, severity = Fault(f.fault), Subject.parse(f.subject), Severity(f.severity)
-            times = f.since_s, f.last_seen_s
-            summary = FindingSummary(f.episode, f.detector, fault, subject, severity, State(f.state), *times)
-            of[f.incident].append(summary)
+        for incident, episode, detector, fault, subject, severity, state, since_s, last_seen_s in found:
+            of[incident].append(
+                FindingSummary(
+                    episode, detector, _FAULTS[fault], Subject.parse(subject), _SEVERITIES[severity],
+                    _FINDING_STATES[state], since_s, last_seen_s,
+                )
+            )  # fmt: skip
         return [_summary(row, tuple(of[row.number]), tuple(touched.get(row.number, ()))) for row in rows]
 
     def open_incidents(self) -> list[IncidentSummary]:
@@ -214,16 +224,18 @@ def _conditions(wanted: IncidentQuery) -> list[sa.ColumnElement[bool]]:
 
 def _head(row: Any) -> dict[str, Any]:
     """What an incident and its summary have alike."""
-    same = ("title", "opened_s", "updated_s", "clear_since_s", "attempt", "version")
-    typed = {"id": name_of(row.number), "state": IncidentState(row.state), "severity": Severity(row.severity)}
-    return typed | {name: row._mapping[name] for name in same}
+    return {
+        "id": name_of(row.number), "state": _STATES[row.state], "severity": _SEVERITIES[row.severity],
+        "title": row.title, "opened_s": row.opened_s, "updated_s": row.updated_s,
+        "clear_since_s": row.clear_since_s, "attempt": row.attempt, "version": row.version,
+    }  # fmt: skip
 
 
 def _summary(row: Any, found: tuple[FindingSummary, ...], touched: tuple[str, ...]) -> IncidentSummary:
     return IncidentSummary(
         **_head(row),
-        cause=None if row.cause is None else Fault(row.cause),
-        action_kind=None if row.action_kind is None else ActionKind(row.action_kind),
+        cause=None if row.cause is None else _FAULTS[row.cause],
+        action_kind=None if row.action_kind is None else _ACTIONS[row.action_kind],
         plan_sha256=row.plan_sha256,
         expires_s=row.expires_s,
         findings=found,

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
+from starlette.routing import Route
 
 from examples.demo import recorded
+from nightshift.agent.console.settings import Settings
 from nightshift.agent.presentation.tour import STEPS
+from nightshift.agent.setup.console import build_console
+from nightshift.agent.store.receipts import Receipts
 from tests.agent.story import NOW_S, ONSET_S, TOKEN, Story
 
 WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
@@ -20,6 +24,8 @@ PATHS = (
     *("/", "/incidents", "/waiting", "/goodput", "/policies", "/kernels"),
     *("/sources", "/audit", "/returns", "/versions", "/jobs", "/jobs/sft/sft-12"),
 )
+BESIDE = ("/sign-in", "/incidents/INC-999")
+"""A form, and a page of an error."""
 CUT = """[...document.querySelectorAll("main *")].filter((e) =>
     !e.closest("svg, pre, .hidden, .title, .scroll") && getComputedStyle(e).overflowX !== "visible"
     && e.scrollWidth > e.clientWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
@@ -35,15 +41,33 @@ def full_story(story: Story) -> list[str]:
     """Paths of every page, of a story in which each has something to show."""
     story.waiting.append((story.finding(), "an alarm as strong as this comes by chance each day, and more"))
     recorded.tell(story.store, NOW_S)
+    (decision,) = (one.id for one in Receipts(story.store.database).newest("scheduling", 1))
     return [
         *PATHS,
-        "/power",
-        "/scheduling",
+        *("/power", "/scheduling", "/clusters", "/racks/gpu-n1 to gpu-n2", f"/policies/decisions/{decision}"),
         f"/kernels/runs/{recorded.SEARCH}",
         "/?tour",
+        "/kernels/runs?tour",
         f"/incidents/{story.tell()}",
         f"/gpus/{story.gpus[4].name}",
     ]
+
+
+NO_PAGE = re.compile(r"\.(csv|json|md)$|/evidence/|^/(healthz|readyz|metrics|static|api/v1|mcp)")
+"""Answers that no browser shows as a page."""
+
+
+def test_the_list_of_pages_has_every_route_of_the_console(story: Story) -> None:
+    """A page that is added is checked too, or this fails."""
+    routes = [
+        route
+        for route in build_console(story.parts, Settings()).routes
+        if isinstance(route, Route) and "GET" in (route.methods or ()) and not NO_PAGE.search(route.path)
+    ]
+    paths = [path.partition("?")[0] for path in [*full_story(story), *BESIDE]]
+    missed = [route.path for route in routes if not any(route.path_regex.match(path) for path in paths)]
+    assert len(routes) >= 22
+    assert missed == []
 
 
 def test_the_six_questions_of_a_night_are_answered_on_a_laptop_without_scrolling(
@@ -93,13 +117,15 @@ def test_a_post_mortem_is_one_click_away(page: Page, url: str, story: Story) -> 
 
 def test_the_tour_leads_through_pages_that_are_there_and_ends_anywhere(url: str, story: Story) -> None:
     assert story.tell() == "INC-1"
+    recorded.tell(story.store, NOW_S)
     path, seen = "/?tour", list[str]()
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}) as web:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=url, headers=headers, follow_redirects=True) as web:
         while path:
             answer = web.get(path)
             assert answer.status_code == 200, path
             (text,) = re.findall(r'<section class="tour".*?</section>', answer.text, re.S)
-            assert f'<a href="{path.removesuffix("?tour")}">End the tour</a>' in text
+            assert f'<a href="{answer.url.path}">End the tour</a>' in text
             assert f"{len(seen) + 1} of {len(STEPS)} · " in text
             seen.append(path)
             path = next(iter(re.findall(r'href="([^"]*\?tour)"', text)), "")
@@ -117,10 +143,12 @@ def test_no_page_overflows_breaks_a_rule_of_axe_or_logs_an_error(
     page.on("pageerror", lambda error: said.append(str(error)))
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
     signed_in(page, url)
-    for path in [*paths, "/sign-in"]:
+    for path in [*paths, *BESIDE]:
         for width, height in WIDTHS:
             page.set_viewport_size({"width": width, "height": height})
-            page.goto(url + path)
+            answer = page.goto(url + path)
+            assert answer is not None
+            assert (answer.status == 200) == (path != BESIDE[1]), path
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
             assert page.evaluate(CUT) == [], (path, width)
             found = Axe().run(page).response["violations"]

@@ -101,21 +101,25 @@ def test_power_shows_watts_before_and_after_and_work_per_joule(story: Story, web
 
 
 def test_recordings_fill_the_queue_and_a_kernel_search_and_say_so(story: Story, web: httpx.Client) -> None:
-    """Who waits and why; convergence, roofline and the missing certificate, as the demo shows them."""
+    """Who waits and why; convergence, roofline and a certificate that no gate promotes, as the demo shows them."""
     recorded.tell(story.store, NOW_S)
     page = web.get("/scheduling").text
     waiting = page[page.index("Waiting, in order") : page.index("Starting")]
     assert waiting.count("recorded/philly-") >= 3
     assert "place 0: fits now" in page
     assert "recorded (drawn queue)" in page
+    assert "shares with recorded/vision-8 on recorded-n1, 1.23 times slower" in page
     assert recorded.SEARCH in web.get("/kernels").text
     page = web.get(f"/kernels/runs/{recorded.SEARCH}").text
     for words in (
         "Recorded on an NVIDIA H200, replayed",
         "1.61 (1.60 to 1.62)",
         "compile_max",
-        "None with a signature",
+        "rmsnorm_backward: faster (clears_best)",
     ):
         assert words in page
+    kernels = web.get("/kernels").text
+    assert "another version of the judge certified it" in kernels
+    assert "Replayed by the demo, which signed what was recorded" in kernels
     assert page.count('<svg class="chart"') == 1
     assert web.get("/kernels/runs/none").status_code == 404
