@@ -1,20 +1,22 @@
 """A tiny transformer that starts random learns to answer with a right kernel, by TRL's GRPOTrainer and the judge.
 
-    python -m benchmarks.kernels_language [--seeds 5] [--steps 120] [--out FILE]
+    python -m benchmarks.kernels_language [--seeds 5] [--steps 60]
 
-It has two layers and some 20 words: the answer's markers, four whole kernel files (right ones for softmax and
+It has two layers and some 16 words: the answer's markers, four whole kernel files (right ones for softmax and
 GELU, a wrong one, one that calls a library), and words that are none of a kernel. A reply is turned to text and
 read, judged and paid as a large model's would be (`kernels.lab.language`): the judge is the real one, on Triton's
-interpreter. One text is judged once. The curve holds the share of replies with the right format and the mean
-reward of every step; the first is of the untrained model. Then the same by turns, serial beside parallel at equal
-samples, and a warm start by supervised fine-tuning on a search's ledger. Last, reward hacks: every exploit of the
-judge's gallery, by its recorded verdict of an H200, and replies that forge a format or a verdict. Each must earn
-0. Needs the extra `language`.
+interpreter, with a search's plan of probes. One text is judged once. First comes the stage for the format, then
+the judge's reward; the curve holds the share of replies with the right format and the mean reward of every fifth
+step, its first step of the untrained model. The second stage is also run in two turns, and once by two samples in
+series beside two in parallel. A fresh model is taught by supervised fine-tuning on the right replies. Last, reward
+hacks: every exploit of the judge's gallery, by its recorded verdict of an H200, and replies that forge a format or
+a verdict. Needs the extra `language`.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import tempfile
@@ -37,7 +39,8 @@ from nightshift.kernels.judge.gallery import read_gallery
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
-from nightshift.kernels.lab.language import KernelReward, Mark, Prompt, Turns
+from nightshift.kernels.lab.language import KernelReward, Mark, Prompt, Turns, holds_kernel
+from nightshift.kernels.lab.reward import FORMAT
 from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
@@ -45,9 +48,9 @@ from nightshift.version import commit
 
 CASE = Case.of("float32", m=16, n=64)
 TASKS = {f"write {name}": Task(named(name), CASE) for name in ("softmax", "gelu")}
-NOISE = ("please", "fast", "warp", "tile", "block", "stage", "sure", "here", "the", "a", "memory", "row")
+NOISE = ("please", "fast", "sure")
 SAID = {True: "right", False: "refused"}
-GROUP, LENGTH = 32, 5
+GROUP, LENGTH = 64, 4
 
 
 def lexicon() -> dict[str, str]:
@@ -71,17 +74,21 @@ class Bench:
         self.verdicts: dict[tuple[str, str], Verdict] = {}
         self.reward = KernelReward(self.verdict)
         self.steps: list[dict[str, float]] = []
+        self.judging = True
 
     def verdict(self, candidate: Candidate, task: Task) -> Verdict:
         key = (candidate.sha256, task.problem.name)
         if key not in self.verdicts:
-            request = Request(INTERPRETER, None, cases=(task.case,), gradients=False)
+            request = Request(INTERPRETER, None, cases=(task.case,), search=True, gradients=False)
             self.verdicts[key] = self.judge.verdict(candidate, task.problem, request, secret=bytes(16))
         return self.verdicts[key]
 
     def mark(self, reply: str, prompt: Prompt) -> Mark:
         text = "".join(self.words.get(word, "") for word in reply.split())
-        return self.reward.mark(text, TASKS[" ".join(str(prompt).split()[:2])])
+        task = TASKS[" ".join(str(prompt).split()[:2])]
+        if not self.judging:
+            return Mark(FORMAT * holds_kernel(text, task), holds_kernel(text, task), "")
+        return self.reward.mark(text, task)
 
     def paid(self, prompts: Sequence[str], completions: Sequence[str], credit: Sequence[float] | None = None,
              **more: Any) -> list[float]:  # fmt: skip
@@ -122,12 +129,14 @@ def refined(prompt: Prompt, reply: str, said: str) -> Prompt:
     return f"{prompt} {reply} {SAID[said.startswith('Correct')]}"
 
 
-def trained(bench: Bench, model: Any, tokenizer: Any, seed: int, steps: int, turns: int) -> list[dict[str, float]]:
-    """The curve of a run."""
+def trained(
+    bench: Bench, model: Any, tokenizer: Any, seed: int, steps: int, turns: int, judging: bool = True
+) -> list[dict[str, float]]:
+    """The curve of a run; judging: by the judge, else of the stage for the format."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    bench.steps = []
+    bench.steps, bench.judging = [], judging
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=4 * GROUP, num_generations=GROUP, max_steps=steps,
@@ -141,6 +150,7 @@ def trained(bench: Bench, model: Any, tokenizer: Any, seed: int, steps: int, tur
             processing_class=tokenizer, rollout_func=roll,
         )  # fmt: skip
         trainer.train()
+    bench.judging = True
     return bench.steps
 
 
@@ -258,20 +268,22 @@ def thinned(curve: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 
 def run_of(bench: Bench, seed: int, steps: int) -> dict[str, Any]:
+    """One seed: the format, then the task in one turn; then from the format on in two turns; then by lessons."""
     began = time.monotonic()
     model, tokenizer = model_of(bench.words, seed)
+    bench.judging = False
     before = looked(bench, model, tokenizer, 2048)
-    curve = trained(bench, model, tokenizer, seed, steps, 1)
-    row: dict[str, Any] = {"seed": seed, "untrained": before, "trained": looked(bench, model, tokenizer),
-                           "curve": thinned(curve)}  # fmt: skip
+    curve = trained(bench, model, tokenizer, seed, steps, 1, judging=False)
+    by_turns = copy.deepcopy(model)
+    row: dict[str, Any] = {"seed": seed, "untrained": before, "after_format": looked(bench, model, tokenizer)}
+    curve += trained(bench, model, tokenizer, seed, steps // 2, 1)
+    row |= {"trained": looked(bench, model, tokenizer), "curve": thinned(curve), "format_steps": steps}
+    curve = trained(bench, by_turns, tokenizer, seed, steps // 8, 2)
+    row["two_samples"] = serial_and_parallel(bench, by_turns, tokenizer)
+    curve += trained(bench, by_turns, tokenizer, seed, steps // 2 - steps // 8, 2)
+    row |= {"turns_trained": looked(bench, by_turns, tokenizer), "turns_curve": thinned(curve)}
     fresh, _ = model_of(bench.words, seed)
-    row["turns_curve"] = thinned(trained(bench, fresh, tokenizer, seed, steps, 2))
-    row["turns_trained"] = looked(bench, fresh, tokenizer)
-    third, _ = model_of(bench.words, seed)
-    row["supervised"] = taught(bench, third, tokenizer, seed)
-    half, _ = model_of(bench.words, seed)
-    trained(bench, half, tokenizer, seed, steps // 3, 2)
-    row["two_samples_after_a_third"] = serial_and_parallel(bench, half, tokenizer)
+    row["supervised"] = taught(bench, fresh, tokenizer, seed)
     row["took_s"] = round(time.monotonic() - began, 1)
     return row
 
@@ -279,7 +291,7 @@ def run_of(bench: Bench, seed: int, steps: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--hacks-only", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")

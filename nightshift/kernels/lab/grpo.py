@@ -57,14 +57,14 @@ def table_clock(shape: Shape, sentence: Sentence) -> Answer | None:
 class Recipe:
     """Steps of each stage, and how they learn. group: samples of one context; contexts: of one step."""
 
-    grammar: int = 700
-    ledger: int = 600
-    specialist: int = 10
-    distil: int = 100
-    generalist: int = 60
+    grammar: int = 450
+    ledger: int = 300
+    specialist: int = 3
+    distil: int = 40
+    generalist: int = 20
     contexts: int = 6
     group: int = 16
-    batch: int = 96
+    batch: int = 64
     rate: float = 3e-3
     rl_rate: float = 3e-4
     ratio: float = 0.2

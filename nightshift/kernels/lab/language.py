@@ -3,7 +3,8 @@
 The prompt and the answer's markers are those of the author (`kernels.generate.llm`), so that what is learnt is what
 a search uses. The reward is the judge's: `kernels.lab.reward`, without its stage of 0.1. A reply without a kernel
 earns 0, and so does every refusal: of known cheats half are found merely wrong, and a reward for those would pay
-them. Refusals are counted by their reason. Turns are credited as
+them. Refusals are counted by their reason. A model that does not know the format yet learns it in a stage before,
+which pays 0.1 for the format alone and knows no verdict. Turns are credited as
 Kevin does (arXiv 2507.11948): a kernel earns its own reward and, discounted, those of the kernels that refined it;
 each turn is a sample of its own, with the conversation before it as its prompt. Nothing here imports TRL.
 """
@@ -22,7 +23,7 @@ from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Outcome, Proposal, Task
 from nightshift.kernels.generate.llm import BEGIN, END, ReplyError, feedback, kernel_of, messages
 from nightshift.kernels.judge.verdict import FIT, Status, Verdict
-from nightshift.kernels.lab.reward import Answer, reward_of, within
+from nightshift.kernels.lab.reward import FORMAT, Answer, reward_of, within
 from nightshift.kernels.loop.ledger import read_candidate_of, read_run
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
@@ -118,9 +119,16 @@ class KernelReward:
             self.counts["right"] += 1
             baseline = min((c.baseline_s for c in verdict.comparisons), default=math.nan)
             looks = tuple(c.candidate_s for c in verdict.comparisons)
-            return Mark(reward_of(Answer(verdict.status, looks), baseline), True, feedback(task, outcome), verdict)
+            said = feedback(task, outcome) if outcome.timed else "Correct. It was not timed."
+            return Mark(reward_of(Answer(verdict.status, looks), baseline), True, said, verdict)
         self.counts[f"{verdict.status}: {verdict.reason}"] += 1
         return Mark(0.0, True, feedback(task, outcome), verdict)
+
+    def formatted(self, completions: Sequence[Any], problem: Sequence[str], case: Sequence[str],
+                  **more: Any) -> list[float]:  # fmt: skip
+        """The reward function of the first stage: 0.1 for a reply that holds one kernel. Nothing is judged."""
+        tasks = [task_of(name, where) for name, where in zip(problem, case, strict=True)]
+        return [FORMAT * holds_kernel(text_of(reply), task) for reply, task in zip(completions, tasks, strict=True)]
 
     @property
     def cheats(self) -> int:
@@ -130,6 +138,15 @@ class KernelReward:
 
 def _times(verdict: Verdict) -> tuple[float]:
     return (min((c.candidate_s for c in verdict.comparisons), default=math.nan),)
+
+
+def holds_kernel(reply: str, task: Task) -> bool:
+    """Whether a reply has the format: one file between the markers, with a sound declaration."""
+    try:
+        kernel_of(reply, task)
+    except ReplyError:
+        return False
+    return True
 
 
 def text_of(reply: Any) -> str:
