@@ -205,6 +205,7 @@ def main() -> None:
         "recipe": vars(recipe),
         "took_s": round(time.monotonic() - began, 1),
         "groups": [training.figures for training in trainings],
+        "steps": [training.done for training in trainings],
         "generalist_over_specialists": [kept(t) for t in trainings] if recipe.specialist else [],
         "untrained_first_8_correct": first_eight(raw, scored),
         "learnt_operations": summary([r for r in rows if r["operation_learnt"]]),

@@ -57,11 +57,11 @@ def table_clock(shape: Shape, sentence: Sentence) -> Answer | None:
 class Recipe:
     """Steps of each stage, and how they learn. group: samples of one context; contexts: of one step."""
 
-    grammar: int = 450
-    ledger: int = 300
-    specialist: int = 3
-    distil: int = 40
-    generalist: int = 20
+    grammar: int = 300
+    ledger: int = 200
+    specialist: int = 2
+    distil: int = 20
+    generalist: int = 15
     contexts: int = 6
     group: int = 16
     batch: int = 64
