@@ -99,18 +99,18 @@ class Grammar:
         chosen = (f"{d.name}={config[d.name]}" for d in self.spaces[variant].dimensions)
         return (f"operation {self.problem}", f"variant {variant}", *chosen, END)
 
-    def read(self, words: Sequence[str]) -> tuple[str, dict[str, Value]]:
+    def read(self, sentence: Sequence[str]) -> tuple[str, dict[str, Value]]:
         """(variant, configuration) of a sentence. Raises SentenceError naming the first word that does not fit."""
-        if not words or words[0] != f"operation {self.problem}":
-            raise SentenceError(f"policy: {words[:1]} is not the operation {self.problem}")
-        variant = words[1].removeprefix("variant ") if len(words) > 1 else ""
+        if not sentence or sentence[0] != f"operation {self.problem}":
+            raise SentenceError(f"policy: {sentence[:1]} is not the operation {self.problem}")
+        variant = sentence[1].removeprefix("variant ") if len(sentence) > 1 else ""
         if variant not in self.spaces:
-            raise SentenceError(f"policy: {words[1:2]} is no variant on offer")
+            raise SentenceError(f"policy: {sentence[1:2]} is no variant on offer")
         space = self.spaces[variant]
-        if len(words) != len(space.dimensions) + 3 or words[-1] != END:
+        if len(sentence) != len(space.dimensions) + 3 or sentence[-1] != END:
             raise SentenceError(f"policy: {variant} takes {len(space.dimensions)} choices and {END!r}")
         config: dict[str, Value] = {}
-        for dimension, word in zip(space.dimensions, words[2:-1], strict=True):
+        for dimension, word in zip(space.dimensions, sentence[2:-1], strict=True):
             values = {f"{dimension.name}={v}": v for v in dimension.values}
             if word not in values:
                 raise SentenceError(f"policy: {word!r} is no value of {dimension.name}")
@@ -139,13 +139,13 @@ def numbers() -> dict[str, int]:
     return {word: number for number, word in enumerate(vocabulary())}
 
 
-def encode(words: Sequence[str]) -> list[int]:
+def encode(sentence: Sequence[str]) -> list[int]:
     """Word numbers of a sentence. Raises SentenceError on a word outside the vocabulary."""
     known = numbers()
-    for word in words:
+    for word in sentence:
         if word not in known:
             raise SentenceError(f"policy: the vocabulary has no word {word!r}")
-    return [known[word] for word in words]
+    return [known[word] for word in sentence]
 
 
 def features(problem: Problem, case: Case, gpu: str) -> list[float]:

@@ -166,10 +166,10 @@ def sampler(trainer: Any) -> Generate:
     words = trainer.processing_class
 
     @torch.no_grad()
-    def generate(asked: Sequence[Prompt]) -> list[tuple[list[int], list[int], str]]:
+    def generate(conversations: Sequence[Prompt]) -> list[tuple[list[int], list[int], str]]:
         texts = [
             p if isinstance(p, str) else words.apply_chat_template(p, tokenize=False, add_generation_prompt=True)
-            for p in asked
+            for p in conversations
         ]
         given = words(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
         given = {k: given[k].to(trainer.model.device) for k in ("input_ids", "attention_mask")}
@@ -190,12 +190,12 @@ def sampler(trainer: Any) -> Generate:
     return generate
 
 
-def refined(prompt: Prompt, reply: str, said: str) -> Prompt:
+def refined(prompt: Prompt, reply: str, answer: str) -> Prompt:
     """The conversation with a reply and its verdict behind it."""
     if isinstance(prompt, str):
-        return f"{prompt} {reply} {said}"
-    said = f"{said}\nWrite an improved version of the whole file."
-    return [*prompt, {"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+        return f"{prompt} {reply} {answer}"
+    answer = f"{answer}\nWrite an improved version of the whole file."
+    return [*prompt, {"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.collectors.base import Permanent
 from nightshift.kernels.generate import policy
 from nightshift.kernels.generate.base import Outcome, Task
 from nightshift.kernels.generate.policy import (
@@ -40,6 +41,8 @@ from nightshift.kernels.lab.reward import (
     within,
 )
 from nightshift.kernels.lab.tables import Shape, Table, shapes_of
+from nightshift.kernels.loop.cli import _with_authors
+from nightshift.kernels.loop.optimise import work_of
 from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
@@ -230,3 +233,15 @@ def test_the_policy_proposes_like_any_author(trained: Training, tmp_path: Path) 
     with pytest.raises(SentenceError, match="outside the grammar"):
         author_of(path, Task(named("gelu"), Case.of("float16", m=64, n=64)), [family_named("softmax")])
     assert isinstance(author, LearnedAuthor)
+
+
+def test_the_command_line_adds_the_policy_to_a_search_s_authors(trained: Training, tmp_path: Path) -> None:
+    """And refuses a file that is no checkpoint, by the option's name."""
+    work = work_of(named("softmax"), CASE, "a test", None, 0)
+    path = tmp_path / "policy.pt"
+    path.write_bytes(b"no checkpoint")
+    with pytest.raises(Permanent, match=r"--policy: .*no checkpoint"):
+        _with_authors(work, tmp_path, "", "", 0, path)
+    policy.save(path, trained.network)
+    made = _with_authors(work, tmp_path, "", "", 0, path)
+    assert [author.name for author in made.generators] == [*(a.name for a in work.generators), "policy"]
