@@ -6,11 +6,12 @@ It has two layers and some 16 words: the answer's markers, four whole kernel fil
 GELU, a wrong one, one that calls a library), and words that are none of a kernel. A reply is turned to text and
 read, judged and paid as a large model's would be (`kernels.lab.language`): the judge is the real one, on Triton's
 interpreter, with a search's plan of probes. One text is judged once. First comes the stage for the format, then
-the judge's reward; the curve holds the share of replies with the right format and the mean reward of every fifth
-step, its first step of the untrained model. The second stage is also run in two turns, and once by two samples in
-series beside two in parallel. A fresh model is taught by supervised fine-tuning on the right replies. Last, reward
-hacks: every exploit of the judge's gallery, by its recorded verdict of an H200, and replies that forge a format or
-a verdict. Needs the extra `language`.
+the judge's reward, each until three steps in a row have 97 % of what it is for. The curve holds the share of
+replies with the right format and the mean reward (the format's tenth in the first stage) of every fifth step. Of
+the first seed, the second stage is also run in two turns, two samples in series are compared with two in parallel,
+and a fresh model is taught by supervised fine-tuning on the right replies. Last, reward hacks: every exploit of
+the judge's gallery, by its recorded verdict of an H200, and replies that forge a format or a verdict. Needs the
+extra `language`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ TASKS = {f"write {name}": Task(named(name), CASE) for name in ("softmax", "gelu"
 NOISE = ("please", "fast", "sure")
 SAID = {True: "right", False: "refused"}
 GROUP, LENGTH = 64, 4
+ENOUGH = 0.97
 
 
 def lexicon() -> dict[str, str]:
@@ -134,9 +136,19 @@ def trained(
 ) -> list[dict[str, float]]:
     """The curve of a run; judging: by the judge, else of the stage for the format."""
     from datasets import Dataset
+    from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     bench.steps, bench.judging = [], judging
+
+    class Enough(TrainerCallback):  # type: ignore[misc]
+        """A stage ends where three steps in a row have what it is for."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            last = [step["reward" if judging else "format"] for step in bench.steps[-3:]]
+            control.should_training_stop = len(last) == 3 and min(last) >= ENOUGH
+
+    enough = Enough()
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=4 * GROUP, num_generations=GROUP, max_steps=steps,
@@ -147,7 +159,7 @@ def trained(
         roll = Turns(bench.mark, GROUP, turns, refined=refined) if turns > 1 else None
         trainer = GRPOTrainer(
             model, bench.paid, config, Dataset.from_list([{"prompt": p} for p in TASKS] * 64),
-            processing_class=tokenizer, rollout_func=roll,
+            processing_class=tokenizer, rollout_func=roll, callbacks=[enough],
         )  # fmt: skip
         trainer.train()
     bench.judging = True
@@ -267,25 +279,42 @@ def thinned(curve: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{"step": n, **{k: round(v, 4) for k, v in curve[n].items()}} for n in places]
 
 
-def run_of(bench: Bench, seed: int, steps: int) -> dict[str, Any]:
-    """One seed: the format, then the task in one turn; then from the format on in two turns; then by lessons."""
+def run_of(bench: Bench, seed: int, steps: int) -> tuple[dict[str, Any], Any]:
+    """One seed: the format, then the task. (its row, the model after the first stage)"""
     began = time.monotonic()
     model, tokenizer = model_of(bench.words, seed)
     bench.judging = False
     before = looked(bench, model, tokenizer, 2048)
     curve = trained(bench, model, tokenizer, seed, steps, 1, judging=False)
     by_turns = copy.deepcopy(model)
-    row: dict[str, Any] = {"seed": seed, "untrained": before, "after_format": looked(bench, model, tokenizer)}
-    curve += trained(bench, model, tokenizer, seed, steps // 2, 1)
-    row |= {"trained": looked(bench, model, tokenizer), "curve": thinned(curve), "format_steps": steps}
-    curve = trained(bench, by_turns, tokenizer, seed, steps // 8, 2)
-    row["two_samples"] = serial_and_parallel(bench, by_turns, tokenizer)
-    curve += trained(bench, by_turns, tokenizer, seed, steps // 2 - steps // 8, 2)
-    row |= {"turns_trained": looked(bench, by_turns, tokenizer), "turns_curve": thinned(curve)}
-    fresh, _ = model_of(bench.words, seed)
-    row["supervised"] = taught(bench, fresh, tokenizer, seed)
+    row: dict[str, Any] = {"seed": seed, "format_steps": len(curve), "untrained": before,
+                           "after_format": looked(bench, model, tokenizer)}  # fmt: skip
+    curve += trained(bench, model, tokenizer, seed, steps, 1)
+    row |= {"task_steps": len(curve) - row["format_steps"], "trained": looked(bench, model, tokenizer)}
+    row["curve"] = thinned(curve)
     row["took_s"] = round(time.monotonic() - began, 1)
-    return row
+    return row, by_turns
+
+
+def more_of(bench: Bench, by_turns: Any, seed: int) -> dict[str, Any]:
+    """The second stage in two turns, and lessons alone."""
+    fresh, tokenizer = model_of(bench.words, seed)
+    curve = trained(bench, by_turns, tokenizer, seed, 6, 2)
+    row: dict[str, Any] = {"two_samples": serial_and_parallel(bench, by_turns, tokenizer)}
+    curve += trained(bench, by_turns, tokenizer, seed, 12, 2)
+    row |= {"turns_trained": looked(bench, by_turns, tokenizer), "turns_curve": thinned(curve)}
+    return {**row, "supervised": taught(bench, fresh, tokenizer, seed)}
+
+
+def results_of(bench: Bench, rows: Sequence[dict[str, Any]], found: dict[str, Any], steps: int) -> dict[str, Any]:
+    means = {
+        part: {k: statistics.fmean(r[part][k] for r in rows) for k in ("format", "reward")}
+        for part in ("untrained", "after_format", "trained")
+    }
+    return {"commit": commit(), "seeds": len(rows), "most_steps_of_a_stage": steps, "samples_of_a_step": 4 * GROUP,
+            "texts_judged": len(bench.verdicts), "counts": dict(bench.reward.counts.most_common()),
+            "means": means, "worst_trained": {k: min(r["trained"][k] for r in rows) for k in ("format", "reward")},
+            "hacks": found, "rows": list(rows)}  # fmt: skip
 
 
 def main() -> None:
@@ -302,19 +331,14 @@ def main() -> None:
         print(json.dumps(found), flush=True)
         if options.hacks_only:
             return
-        rows = []
+        rows, first = [], None
         for seed in range(options.seeds):
-            rows.append(run_of(bench, seed, options.steps))
-            print(json.dumps({k: v for k, v in rows[-1].items() if "curve" not in k}), flush=True)
-    means = {
-        part: {k: statistics.fmean(r[part][k] for r in rows) for k in ("format", "reward")}
-        for part in ("untrained", "trained", "turns_trained", "supervised")
-    }
-    results = {"commit": commit(), "seeds": len(rows), "steps": options.steps, "samples_of_a_step": 4 * GROUP,
-               "texts_judged": len(bench.verdicts), "counts": dict(bench.reward.counts.most_common()),
-               "means": means, "worst_trained_format": min(r["trained"]["format"] for r in rows),
-               "hacks": found, "rows": rows}  # fmt: skip
-    report.write("kernels_language", results)
+            row, model = run_of(bench, seed, options.steps)
+            rows.append(row)
+            first = first or model
+            report.write("kernels_language", results_of(bench, rows, found, options.steps))
+        rows[0] |= more_of(bench, first, 0)
+        report.write("kernels_language", results_of(bench, rows, found, options.steps))
 
 
 if __name__ == "__main__":
