@@ -135,7 +135,7 @@ def robust_of(answer: Answer) -> float:
 
 def rewards(shapes: Sequence[Shape], seeds: Sequence[int]) -> list[Line]:
     """H7: one line for each seed."""
-    recipe = Recipe(grammar=150, ledger=0, specialist=0, generalist=40, contexts=4, group=24, batch=48)
+    recipe = Recipe(grammar=100, ledger=0, specialist=0, generalist=25, contexts=4, group=24, batch=32)
     lines = []
     for seed in seeds:
         spoken = Training(shapes, seed, replace(recipe, generalist=0)).run()
