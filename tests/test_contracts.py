@@ -32,6 +32,10 @@ PLANTS = {
         ("nightshift/agent/cli/policy_steps.py", "import nightshift.controllers.lab.learnable"),
         ("nightshift/agent/cli/policy.py", "import nightshift.controllers.lab.power.learn"),
     ],
+    "lessons": [
+        ("nightshift/kernels/loop/search.py", "import nightshift.kernels.lab.grpo"),
+        ("nightshift/agent/drill.py", "import nightshift.kernels.lab.reward"),
+    ],
     "judge": [
         ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space"),
         ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.ops.families"),

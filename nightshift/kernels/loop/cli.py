@@ -44,6 +44,7 @@ _Stream = Annotated[
     bool, typer.Option("--stream", help="Also print ledger lines and certificates, for who reads the pod's log")
 ]
 _Llm = Annotated[str, typer.Option(help="Chat model that writes kernels too: PROVIDER:MODEL")]
+_Policy = Annotated[Path | None, typer.Option(help="Checkpoint of a learned policy that writes kernels too")]
 _LlmUrl = Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")]
 _LlmTokens = Annotated[int, typer.Option(min=1, help="Most tokens of the model in each search")]
 
@@ -72,6 +73,7 @@ def optimize(
     llm: _Llm = "",
     llm_url: _LlmUrl = "",
     llm_tokens: _LlmTokens = 400_000,
+    policy: _Policy = None,
 ) -> None:
     """Optimize kernels: search, certify, and write the report and the file for the job."""
     kind, what = _one_of(trace=trace, model=model, problem=problem, kernelbench=kernelbench)
@@ -99,7 +101,8 @@ def optimize(
             run, signer.to_bytes(), commit() or "unknown", SearchBudget(trials=trials, wall_s=minutes * 60.0),
             Ladder() if where == "cuda" else ON_CPU, known, seed, git, where,
             tuple(range(_gpus_for(len(works), where, gpus, alone=bool(ray or stream)))), shelf=shelf_folder(),
-            finish=partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is,
+            finish=partial(_with_authors, run=run, model=llm, url=llm_url, tokens=llm_tokens, policy=policy)
+            if llm or policy else as_it_is,
         )  # fmt: skip
         done = _search(works, means, ray, stream, _Telling(run, signer, where))
         certified = _write(done, run, signer, where)
@@ -291,19 +294,26 @@ def _ray(address: str, where: str) -> Any:
         raise Permanent(f"--ray {address}: {error}") from error
 
 
-def _with_model(work: Any, run: Path, model: str, url: str, tokens: int) -> Any:
-    """The same work with a language model among its authors, who keeps account in the search's folder."""
+def _with_authors(work: Any, run: Path, model: str, url: str, tokens: int, policy: Path | None) -> Any:
+    """The same work with a language model among its authors, who keeps account in the search's folder, or a learned
+    policy."""
     from nightshift.kernels.generate.base import GeneratorError
-    from nightshift.kernels.generate.llm import AuthorAllowance, LanguageModel, connect
 
+    more: list[Any] = []
     try:
-        account = run / "tasks" / work.slug / "model.jsonl"
-        author = LanguageModel(
-            connect(model, url or None), allowance=AuthorAllowance(tokens=tokens), account=account
-        )
+        if model:
+            from nightshift.kernels.generate.llm import AuthorAllowance, LanguageModel, connect
+
+            account = run / "tasks" / work.slug / "model.jsonl"
+            allowance = AuthorAllowance(tokens=tokens)
+            more.append(LanguageModel(connect(model, url or None), allowance=allowance, account=account))
+        if policy is not None:
+            from nightshift.kernels.generate.policy import author_of
+
+            more.append(author_of(policy, work.task, [a.family for a in work.generators if hasattr(a, "family")]))
     except GeneratorError as error:
-        raise Permanent(f"--llm {model}: {error}") from error
-    return replace(work, generators=(*work.generators, author))
+        raise Permanent(f"--llm {model}: {error}" if model and not more else f"--policy: {error}") from error
+    return replace(work, generators=(*work.generators, *more))
 
 
 def profile(

@@ -1,0 +1,1 @@
+"""Training: kernel policies by GRPO, a language model's reward and lessons. No daemon path imports it."""
