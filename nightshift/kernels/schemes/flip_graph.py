@@ -162,9 +162,9 @@ def grown(scheme: Scheme, format_: Format) -> Scheme:
     """A scheme of a smaller format, and what the definition of a larger one adds to it. `format_` may also be the
     full product of an upper triangular one."""
     small, places = scheme.format, []
-    for axis in ("left", "right", "out"):
-        large = {place: number for number, place in enumerate(getattr(format_, axis))}
-        places.append([large[place] for place in getattr(small, axis)])
+    for side in ("left", "right", "out"):
+        large = {place: number for number, place in enumerate(getattr(format_, side))}
+        places.append([large[place] for place in getattr(small, side)])
     lengths = format_.lengths
     terms = []
     for term in scheme.terms:
@@ -192,12 +192,12 @@ def stages(format_: Format) -> Iterator[Format]:
         return
     full = (format_.rows, format_.inner, format_.columns)
     sizes = [min(2, size) for size in full]
-    yield Format(*sizes)
+    yield Format(sizes[0], sizes[1], sizes[2])
     while tuple(sizes) != full:
         # what has most to grow comes first: the last stage then adds the largest slab, which walks shrink best
         axis = max(range(3), key=lambda i: (full[i] - sizes[i], i))
         sizes[axis] += 1
-        yield Format(*sizes)
+        yield Format(sizes[0], sizes[1], sizes[2])
 
 
 def search(
