@@ -65,14 +65,15 @@ def main() -> None:
     known: dict[str, list[str]] = {}
     for threads in (1, 2):
         trials = options.trials if threads == 1 else options.trials // 3
-        rows = {}
+        rows: dict[str, dict[str, Any]] = {}
         for name in nest.names():
             rows[name] = one(name, threads, trials, options.rounds, options.clang, known.get(name, []))
             known[name] = rows[name]["actions"]
-        means = {other: round(mean(rows, other), 3) for other in ("gcc", "polly") if other in rows["gemm"]}
-        results["threads"][str(threads)] = {"geometric_mean": means, "nests": rows}
-        results["load_at_end"] = os.getloadavg()[0]
-        write("kernels_loops", results)
+            others = [other for other in ("gcc", "polly") if other in rows[name]]
+            means = {other: round(mean(rows, other), 3) for other in others}
+            results["threads"][str(threads)] = {"geometric_mean": means, "nests": rows}
+            results["load_at_end"] = os.getloadavg()[0]
+            write("kernels_loops", results)
 
 
 if __name__ == "__main__":

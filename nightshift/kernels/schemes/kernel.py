@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.candidate_file import parse_candidate
-from nightshift.kernels.generate.base import Config, Outcome, Proposal, Spent, Task, Value
+from nightshift.kernels.generate.base import Config, Outcome, Proposal, Spent, Task
 from nightshift.kernels.generate.template import render
 from nightshift.kernels.schemes.scheme import Scheme, SchemeError, check
 
@@ -174,7 +174,7 @@ def source(scheme: Scheme, levels: int, middle: str, config: Config | None = Non
     for name, value in tiles.items():
         product = product.replace(f"${name}", str(value))
     sizes = {"m": form.rows**levels, "k": form.inner**levels, "n": form.columns**levels}
-    values: dict[str, Value] = {
+    values: dict[str, int | str] = {
         "left": _spread(left.tolist(), form.left, form.rows, form.inner),
         "right": _spread(right.tolist(), form.right, form.inner, form.columns),
         "out": _collect(out.T.tolist(), form.out, form.rows, form.columns),
@@ -212,7 +212,7 @@ class Schemes:
         for scheme in ranked:
             for levels in range(1, MAX_LEVELS + 1):
                 for middle in MIDDLES:
-                    config: dict[str, Value] = {"scheme": scheme.name, "levels": levels, "middle": middle}
+                    config: dict[str, int | str] = {"scheme": scheme.name, "levels": levels, "middle": middle}
                     each = candidate(scheme, levels, middle)
                     admits = each.domain.admits(task.case.sizes, task.case.dtype, task.case.layout)
                     if each.sha256 not in judged and admits and task.problem.name == "matmul":

@@ -21,8 +21,8 @@ def _tensor(factors: Factors) -> NDArray[np.int64]:
     """Sum of the terms, (A, B, C) entries."""
     left, right, out = factors
     pairs = left[:, :, None] * right[:, None, :]
-    made = np.einsum("rp,rc->pc", pairs.reshape(len(left), -1), out)
-    return np.asarray(made).reshape(*pairs.shape[1:], -1)
+    total: NDArray[np.int64] = np.einsum("rp,rc->pc", pairs.reshape(len(left), -1), out)
+    return total.reshape(*pairs.shape[1:], -1)
 
 
 class _System:

@@ -55,8 +55,7 @@ class Format:
             raise SchemeError(f"format: {text!r} is neither like 4x5x5 nor like upper-4")
         if not all(1 <= size <= _LARGEST for size in sizes):
             raise SchemeError(f"format: {text}: sizes are 1 to {_LARGEST}")
-        rows, inner, columns = sizes
-        return cls(rows, inner, columns, upper)
+        return cls(sizes[0], sizes[1], sizes[2], upper)
 
     def __str__(self) -> str:
         return f"upper-{self.rows}" if self.upper else f"{self.rows}x{self.inner}x{self.columns}"
