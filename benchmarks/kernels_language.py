@@ -1,6 +1,6 @@
 """A tiny transformer that starts random learns to answer with a right kernel, by TRL's GRPOTrainer and the judge.
 
-    python -m benchmarks.kernels_language [--seeds 5] [--steps 60]
+    python -m benchmarks.kernels_language [--seeds 5] [--steps 60] [--hacks-only]
 
 It has two layers and some 16 words: the answer's markers, four whole kernel files (right ones for softmax and
 GELU, a wrong one, one that calls a library), and words that are none of a kernel. A reply is turned to text and
@@ -330,6 +330,7 @@ def main() -> None:
         found = hacks(bench)
         print(json.dumps(found), flush=True)
         if options.hacks_only:
+            report.write("kernels_language_hacks", {"commit": commit(), **found})
             return
         rows, first = [], None
         for seed in range(options.seeds):

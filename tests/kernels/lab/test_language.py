@@ -161,18 +161,3 @@ def line_of(number: int, made: Candidate, decision: Any) -> Line:
         problem="softmax", case=TASK.case.to_json(), config={}, hypothesis="", candidate_sha256=made.sha256, rung=0,
         decision=decision, status="correct", reason="passed", detail="", stage="",
     )  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore")
-def test_trl_trains_on_the_reward_by_turns() -> None:
-    """Two steps of the real GRPOTrainer: samples, credits and the curve arrive."""
-    pytest.importorskip("trl")
-    from benchmarks.kernels_language import GROUP, Bench, model_of, trained
-
-    bench = Bench(None)  # type: ignore[arg-type]
-    bench.reward = KernelReward(lambda candidate, task: verdict_of(Reason.rmse))
-    model, tokenizer = model_of(bench.words, 0)
-    curve = trained(bench, model, tokenizer, 0, 2, 2)
-    assert len(curve) == 2
-    assert sum(bench.reward.counts.values()) == 2 * 2 * 4 * GROUP
