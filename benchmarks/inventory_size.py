@@ -4,8 +4,8 @@ The nodes are objects as a kubelet and GPU feature discovery write them: 8 GPUs,
 A server of the test suite holds them in a process of its own and serves the same bytes to `nightshift run`, without
 telemetry and pods. Measured: memory, and the time from a start until every node is in the inventory, at first and
 after a restart, streamed and in pages; then a minute of kubelets that report every five minutes, 330 a second.
-The same list read by a bare reader says what of the time is the server's. The daemon has one core, shared with two
-busy processes of equal priority. Beside each time are the seconds of processor that it took, and those that its
+The same list read by a bare reader says what of the time is the server's. The daemon has one core, which `--beside N`
+makes it share with busy processes of equal priority. Beside each time are the seconds of processor that it took, and those that its
 busiest thread waited for the core. Where a machine does more, give the shell priority before: its other sessions
 would take the core, too (`echo -20 >/proc/self/autogroup`, as root).
 """
@@ -44,7 +44,6 @@ NODES, GPUS, RACK = 99_000, 8, 18
 LIMITS = {"peak_rss_mib": 1.1 * 1024, "restart_s": 60.0}
 LONGEST_S = 900.0
 HEARTBEATS_S, HEARTBEATS = 60.0, 330.0
-BESIDE = 2
 """Busy processes on the daemon's core until every node is known."""
 
 
@@ -206,11 +205,11 @@ def _heartbeats(api: Api, resource: Any) -> None:
 
 
 @contextmanager
-def beside(daemon: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The daemon on the last core, with busy processes."""
+def one_core(daemon: subprocess.Popen[bytes], beside: int) -> Iterator[None]:
+    """The daemon on the last core, with so many busy processes."""
     core = {max(os.sched_getaffinity(0))}
     os.sched_setaffinity(daemon.pid, core)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BESIDE)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(beside)]
     try:
         for one in busy:
             os.sched_setaffinity(one.pid, core)
@@ -247,7 +246,9 @@ def bare(kubeconfig: Path, streams: bool) -> float:
     return time.monotonic() - began_s
 
 
-def life(folder: Path, kubeconfig: Path, server: subprocess.Popen[bytes], *, beats: bool) -> dict[str, float]:
+def life(
+    folder: Path, kubeconfig: Path, server: subprocess.Popen[bytes], beside: int, *, beats: bool
+) -> dict[str, float]:
     """One life of the daemon on the same database."""
     port = free_port()
     config = folder / "nightshift.yaml"
@@ -262,7 +263,7 @@ def life(folder: Path, kubeconfig: Path, server: subprocess.Popen[bytes], *, bea
     began_s = time.monotonic()
     command = [sys.executable, "-m", "nightshift.agent", "run", "--config", str(config)]
     with process(command, folder / "daemon.log") as daemon:
-        with beside(daemon):
+        with one_core(daemon, beside):
             while _nodes(port) < NODES:
                 assert daemon.poll() is None, (folder / "daemon.log").read_text()[-3000:]
                 assert time.monotonic() - began_s < LONGEST_S, (folder / "daemon.log").read_text()[-3000:]
@@ -302,7 +303,7 @@ def _nodes(port: int) -> int:
     return max((s["samples"] for s in told["sources"] if s["name"] == "kubernetes nodes" and s["ok"]), default=0)
 
 
-def measure(streams: bool) -> dict[str, Any]:
+def measure(streams: bool, beside: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nightshift-size-") as name:
         folder = Path(name)
         kubeconfig = folder / "kubeconfig"
@@ -315,8 +316,8 @@ def measure(streams: bool) -> dict[str, Any]:
             return {
                 "commit": commit(),
                 "bare_reader_s": round(bare(kubeconfig, streams), 1),
-                "first": life(folder, kubeconfig, server, beats=streams),
-                "restart": life(folder, kubeconfig, server, beats=False),
+                "first": life(folder, kubeconfig, server, beside, beats=streams),
+                "restart": life(folder, kubeconfig, server, beside, beats=False),
             }
 
 
@@ -327,16 +328,19 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=("streamed", "paged"), help="one way of listing; keeps the other's figures"
     )
+    parser.add_argument("--beside", type=int, default=0, help="busy processes on the daemon's core")
     options = parser.parse_args()
     if options.serve is not None:
         serve(options.serve, options.streams)
         return 0
     file = RESULTS / "inventory_size.json"
     before = json.loads(file.read_text())["results"] if options.only else {}
-    results: dict[str, Any] = {"nodes": NODES, "gpus": NODES * GPUS, "beside": BESIDE}
+    results: dict[str, Any] = {"nodes": NODES, "gpus": NODES * GPUS, "beside": options.beside}
     results["object_bytes"] = len(json.dumps(node(0)))
     for how in ("streamed", "paged"):
-        results[how] = before[how] if options.only not in (None, how) else measure(how == "streamed")
+        results[how] = (
+            before[how] if options.only not in (None, how) else measure(how == "streamed", options.beside)
+        )
     lives = [results[how][which] for how in ("streamed", "paged") for which in ("first", "restart")]
     results["peak_rss_mib"] = max(figures["peak_rss_mib"] for figures in lives)
     results["restart_s"] = max(results[how]["restart"]["all_known_s"] for how in ("streamed", "paged"))

@@ -381,8 +381,8 @@ TABLES = (
             ),
             Row("330 heartbeats a second: of a core", "results/streamed/first/heartbeats_core_share", percent),
         ),
-        "The nodes are made up in the form of real ones. The test server has them on the same machine, "
-        "which other work shared: the load average was up to that shown.",
+        "The nodes are made up in the form of real ones. The daemon has one core. The test server is on the same "
+        "machine, which other work shared: the load average was up to that shown.",
     ),
     Table(
         "Container images, built and started without Docker",
