@@ -4,10 +4,10 @@ The nodes are objects as a kubelet and GPU feature discovery write them: 8 GPUs,
 A server of the test suite holds them in a process of its own and serves the same bytes to `nightshift run`, without
 telemetry and pods. Measured: memory, and the time from a start until every node is in the inventory, at first and
 after a restart, streamed and in pages; then a minute of kubelets that report every five minutes, 330 a second.
-The same list read by a bare reader says what of the time is the server's. The daemon has one core, which `--beside N`
-makes it share with busy processes of equal priority. Beside each time are the seconds of processor that it took, and those that its
-busiest thread waited for the core. Where a machine does more, give the shell priority before: its other sessions
-would take the core, too (`echo -20 >/proc/self/autogroup`, as root).
+The same list read by a bare reader says what of the time is the server's. The daemon has one core, which it shares
+with as many busy processes of equal priority as `--beside N` says. Beside each time are the processor seconds that
+it took, and those that its busiest thread waited for the core. Where a machine does more, give the shell priority
+before: its other sessions would take the core, too (`echo -20 >/proc/self/autogroup`, as root).
 """
 
 from __future__ import annotations
