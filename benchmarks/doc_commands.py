@@ -43,7 +43,7 @@ from tests.processes import free_port
 
 ELSEWHERE: Mapping[str, str] = {
     r"make test": "CI runs it (.ci/run)",
-    r"python -m benchmarks\.kernels_policy": "minutes of training; benchmarks/results/kernels_policy.json is its run",
+    r"python -m benchmarks\.kernels_policy": "minutes of training: results/kernels_policy.json is its run",
     r"make (setup|demo)": "benchmarks/first_night.py and tests/examples/test_demo_once.py run it",
     r"\. \.venv/bin/activate": "benchmarks/first_night.py makes the environment",
     r"helm ": "tests/helm/test_docs.py renders it, test_release.py installs it, by Helm's own library",
