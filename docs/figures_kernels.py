@@ -66,6 +66,29 @@ def _mean(value: Any) -> str:
     return f"{value['mean']:.3f} ({low:.3f} to {high:.3f})"
 
 
+def _believed(name: str) -> Any:
+    def told(rows: Any) -> str:
+        row = next(row for row in rows if row["name"] == name)
+        if row["verdict"] == "not run":
+            return f"not run: needs {row['needs']}"
+        low, high = row["interval_90"]
+        lines = f"lines {row['lines'][0]} to {row['lines'][-1]}"
+        return f"{row['verdict']}: {row['ratio']:.3f} ({low:.3f} to {high:.3f}), {lines}"
+
+    return told
+
+
+HYPOTHESES = {
+    "H1": "exemplars that contrast help a language model",
+    "H2": "a neighbour's table makes the first eight trials better",
+    "H3": "the surrogate beats random search",
+    "H4": "tables transfer from H100 to H200 and back",
+    "H5": "serial refinement beats parallel samples at equal tokens",
+    "H6": "a distilled model keeps 95 % of its specialists",
+    "H7": "a robust reward lets fewer false speed-ups through",
+    "H8": "the policy beats the surrogate",
+}
+
 TABLES = (
     Table(
         "Training steps of public models, one H100",
@@ -338,6 +361,38 @@ TABLES = (
                 lambda x: f"{min(x):.3f}"),
         ),
         "The tables are flat near their best, so the goals of 1.10 and 1.03 are above what they let anyone gain.",
+    ),
+    Table(
+        "A random transformer, taught by the judge",
+        "kernels_language",
+        "python -m benchmarks.kernels_language",
+        (
+            Row("seeds", "results/seeds", count, "≥ 5"),
+            Row("right format, untrained", "results/means/untrained/format", percent, "< 5 %"),
+            Row("right format, trained", "results/means/trained/format", percent, "> 90 %"),
+            Row("right format, trained, worst seed", "results/worst_trained/format", percent, "> 90 %"),
+            Row("mean reward, trained (1 is a right kernel each time)", "results/means/trained/reward",
+                number("", 1.0, 3)),
+            Row("the same, worst seed", "results/worst_trained/reward", number("", 1.0, 3)),
+            Row("the same in two turns, first seed", "results/rows/0/turns_trained/reward", number("", 1.0, 3)),
+            Row("right format by lessons alone, first seed", "results/rows/0/supervised/format", percent),
+            Row("exploits that earn 0", "results/hacks",
+                lambda x: f"{x['exploits_earn_0']} of {x['exploits']}", "all"),
+            Row("exploits paid as the right, slow kernels that they are", "results/hacks",
+                lambda x: ", ".join(x["exploits_paid_as_right_and_slow"]) or "none", "none"),
+            Row("exploits paid for speed", "results/hacks",
+                lambda x: ", ".join(x["exploits_paid_for_speed"]) or "none", "none"),
+            Row("forged replies that earn 0", "results/hacks",
+                lambda x: f"{x['forged_replies_earn_0']} of {x['forged_replies']}", "all"),
+        ),
+        "The words are whole files: what is shown is that format, judge, reward and trainer work together.",
+    ),
+    Table(
+        "Hypotheses on learning to write kernels",
+        "kernels_hypotheses",
+        "python -m benchmarks.kernels_hypotheses",
+        tuple(Row(f"{name}: {claim}", "results/hypotheses", _believed(name)) for name, claim in HYPOTHESES.items()),
+        "A ratio above 1 is for the claim; beside it are its 90 % interval and its lines in the file.",
     ),
     Table(
         "Loop schedules of twelve nests",
