@@ -118,11 +118,13 @@ def outage(cell: Cell, fault: str, lasting_s: float, phase: str) -> Outage:
 
 
 @pytest.fixture
-def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cell]:
+def cell(
+    cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cell]:
     if cluster.server is None:
         pytest.skip("faults are planned on our own API server")
     asked = SimpleNamespace(param=(_TESTED[request.param[2]], request.param[0]))
-    made = matrix.cell.__wrapped__(cluster, tmp_path, asked)  # type: ignore[attr-defined]
+    made = matrix.cell.__wrapped__(cluster, tmp_path, asked, monkeypatch)  # type: ignore[attr-defined]
     yield next(made)
     with pytest.raises(StopIteration):
         next(made)

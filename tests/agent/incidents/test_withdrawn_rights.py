@@ -27,11 +27,13 @@ CELLS = list(itertools.product(KINDS, WRITES))
 
 
 @pytest.fixture
-def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cell]:
+def cell(
+    cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cell]:
     """A cell of the matrix; repairs have a gang to stop, too."""
     if cluster.server is None:
         pytest.skip("faults are planned on our own API server")
-    made = matrix.cell.__wrapped__(cluster, tmp_path, request)  # type: ignore[attr-defined]
+    made = matrix.cell.__wrapped__(cluster, tmp_path, request, monkeypatch)  # type: ignore[attr-defined]
     found = next(made)
     if found.kind in (A.RESET_GPU, A.REBOOT_NODE):
         found.jobs = (job(cluster, "gang", [found.node, cluster.node()]),)
