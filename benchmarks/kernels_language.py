@@ -1,6 +1,6 @@
 """A tiny transformer that starts random learns to answer with a right kernel, by TRL's GRPOTrainer and the judge.
 
-    python -m benchmarks.kernels_language [--seeds 5] [--steps 90] [--hacks-only]
+    python -m benchmarks.kernels_language [--seeds 5] [--steps 120] [--hacks-only]
 
 It has two layers and some 16 words: the answer's markers, four whole kernel files (right ones for softmax and
 GELU, a wrong one, one that calls a library), and words that are none of a kernel. A reply is turned to text and
@@ -152,9 +152,9 @@ def trained(
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=4 * GROUP, num_generations=GROUP, max_steps=steps,
-            max_completion_length=LENGTH, learning_rate=2e-3, lr_scheduler_type="constant", beta=0.0,
-            # at 1, two seeds of five answered both tasks with one kernel: the other never came up again
-            temperature=1.5 if judging else 1.0,
+            max_completion_length=LENGTH, lr_scheduler_type="constant", beta=0.0,
+            # colder or faster, one or two seeds of five lost a task's right reply, which then never came up again
+            temperature=1.5 if judging else 1.0, learning_rate=8e-4 if judging else 2e-3,
             logging_steps=10**6, save_strategy="no", report_to=[], use_cpu=True, seed=seed, bf16=False,
             disable_tqdm=True, gradient_checkpointing=False,
         )  # fmt: skip
@@ -322,7 +322,7 @@ def results_of(bench: Bench, rows: Sequence[dict[str, Any]], found: dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--hacks-only", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
