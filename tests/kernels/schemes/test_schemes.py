@@ -128,20 +128,39 @@ def test_a_kernel_needs_integers_and_a_full_product() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("corrupted", [False, True])
-def test_the_judge_takes_strassen_s_kernel_and_refuses_a_corrupted_one(corrupted: bool) -> None:
+def test_the_judge_finds_strassen_s_kernel_exact_on_integers_and_further_off_than_torch_else() -> None:
+    """A right scheme has no error but that of rounding, which is more than torch's: the judge grants it nothing."""
     from nightshift.kernels.candidate_file import parse_candidate
+    from nightshift.kernels.draw import Draw
     from nightshift.kernels.judge.judge import Judge, Request
     from nightshift.kernels.judge.probes.inputs import CPU
+    from nightshift.kernels.judge.verdict import Reason
     from nightshift.kernels.ops.products.problem import MATMUL
+    from nightshift.kernels.problem import Inputs
     from nightshift.kernels.schemes.kernel import source
 
+    def integers(case: Case, draw: Draw) -> Inputs:
+        shapes = (case["m"], case["k"]), (case["k"], case["n"])
+        return tuple((draw.integers(shape, 9) - 4).to(case.torch_dtype) for shape in shapes)
+
+    wide = tuple(case.with_(dtype="float32") for case in MATMUL.cases[:1])
+    whole_numbers = replace(
+        MATMUL,
+        make_inputs=integers,
+        exact=True,
+        rules=(),
+        dtypes=("float32",),
+        distributions=("normal",),
+        cases=wide,
+    )
     whole = lifting.lifted(STRASSEN)
     assert whole is not None
     text = source(whole, 1, "library")
-    if corrupted:
-        at = text.index("tl.store(to + 0 * rows * columns, ") + len("tl.store(to + 0 * rows * columns, ")
-        text = text[:at] + "1.5 * " + text[at:]
+    at = text.index("tl.store(to + 0 * rows * columns, ") + len("tl.store(to + 0 * rows * columns, ")
+    right, corrupted = (parse_candidate(each, "k").candidate for each in (text, text[:at] + "1.5 * " + text[at:]))
     with Judge("cpu", interpret=True, compiled=False) as court:
-        verdict = court.verdict(parse_candidate(text, "kernel").candidate, MATMUL, Request(CPU, None))
-    assert verdict.refused == corrupted, verdict.detail
+        exact = court.verdict(right, whole_numbers, Request(CPU, None))
+        assert not exact.refused, exact.detail
+        assert court.verdict(corrupted, whole_numbers, Request(CPU, None)).reason is Reason.not_exact
+        rounded = court.verdict(right, MATMUL, Request(CPU, None))
+    assert rounded.reason in (Reason.rmse, Reason.worst_row, Reason.max_ulp), rounded.detail
