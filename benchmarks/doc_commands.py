@@ -247,7 +247,7 @@ def is_right(text: str, code: int, said: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="pages whose path matches; the other rows of the result stay")
+    parser.add_argument("--only", default="", help="Run only pages with this in their path; keep the other rows")
     options = parser.parse_args()
     every = doc_lines()
     rows: list[dict[str, Any]] = []

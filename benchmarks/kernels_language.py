@@ -1,6 +1,6 @@
 """A tiny transformer that starts random learns to answer with a right kernel, by TRL's GRPOTrainer and the judge.
 
-    python -m benchmarks.kernels_language [--seeds 5] [--steps 120] [--hacks-only]
+    python -m benchmarks.kernels_language [--seeds 5] [--steps 120]
 
 It has two layers and some 16 words: the answer's markers, four whole kernel files (right ones for softmax and
 GELU, a wrong one, one that calls a library), and words that are none of a kernel. A reply is turned to text and
@@ -323,7 +323,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--hacks-only", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -331,9 +330,6 @@ def main() -> None:
         bench = Bench(judge)
         found = hacks(bench)
         print(json.dumps(found), flush=True)
-        if options.hacks_only:
-            report.write("kernels_language_hacks", {"commit": commit(), **found})
-            return
         rows, first = [], None
         for seed in range(options.seeds):
             row, model = run_of(bench, seed, options.steps)

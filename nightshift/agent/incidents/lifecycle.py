@@ -229,7 +229,7 @@ def _due_rows(gives_back: bool) -> sa.Select[Any]:
         in_(_S.ESCALATED) & (c.moved_by == str(_C.OUTCOME_UNKNOWN)),
         in_(_S.CONFIRMING) & sa.or_(quiet & settled, c.news == 1, of_return & fires, unconfirmed),
     )
-    # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
+    # no delay is longer than retry_max_s: a longer one was written before the clock went back
     put_off = sa.and_(c.due_s.is_not(None), c.due_s > now, c.due_s <= sa.bindparam("retry"))
     worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
     query = sa.select(incidents, silent.label("silent")).where(wanted, ~put_off)

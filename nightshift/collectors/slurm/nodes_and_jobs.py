@@ -6,7 +6,7 @@ names the Kubernetes node (slurm-operator, `podinfo`): that one machine is one s
 
 What is wrong by Slurm's own word comes as the lines that Kubernetes' states are written in. A node that Slurm
 itself took out of use, by a reason that it writes (`src/slurmctld`), has a fault. One that a person or a tool
-drained is under maintenance; the words of the reason do not matter. A job's end is told while its controller
+drained is under maintenance, whatever its reason says. A job's end is reported while its controller
 remembers it (MinJobAge); what counts as an end is Slurm's job state.
 
 Sources: slurm.schedmd.com/job_state_codes.html, sinfo.html ("NODE STATE CODES"); reasons in src/slurmctld

@@ -99,8 +99,8 @@ class Buffer:
 
 
 def rewritten(context: Context, rng: random.Random) -> Context:
-    """The same work in other words: sizes that are told half the time only, each a little off, as bytes and
-    operations are."""
+    """The same work, described otherwise: sizes, bytes and operations a little off, and sizes in half of the cases
+    only."""
     told = list(context.features)
     blank = rng.random() < 0.5
     for place in range(6, len(told) - 5):

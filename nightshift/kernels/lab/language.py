@@ -75,7 +75,7 @@ def credits(rewards: Sequence[float], discount: float = DISCOUNT) -> list[float]
 
 @dataclass(frozen=True)
 class Mark:
-    """What one reply earned. said: what the model is told of it."""
+    """What one reply earned. said: the words about it in the model's next prompt."""
 
     reward: float
     formatted: bool

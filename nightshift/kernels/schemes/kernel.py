@@ -3,7 +3,7 @@
 Each level replaces a product of blocks by `rank` products of half the size (or what the format says): one Triton
 kernel writes the sums of blocks of an operand, and one adds products up to blocks of the result; all products of
 the last level are one batch. `middle` says who multiplies it: "triton", a kernel of ours, or "library", torch.bmm.
-Such a product rounds sums of entries, so the judge is told `exact: no` and holds it to its error alone.
+Such a product rounds sums of entries. Its file says `exact: no`, so the judge compares its error and not its bits.
 """
 
 from __future__ import annotations

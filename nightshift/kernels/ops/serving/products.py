@@ -11,26 +11,73 @@ of a row. Products of a step of 128 are summed before their scale is multiplied 
 
 from __future__ import annotations
 
-PRODUCT = """
+_HEAD = """
 import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def product(
-    a, b, out, count, N: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
-):
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
+def place_of(tile, count, N: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr):
     # eight lines of tiles at a time: neighbours share tiles of the weight in the L2 cache
     across: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     first = tile // (8 * across) * 8
     size = tl.minimum(tl.cdiv(count, LINES) - first, 8)
     inside = tile % (8 * across)
     line = (first + inside % size) * LINES + tl.arange(0, LINES)
-    column = inside // size * COLUMNS + tl.arange(0, COLUMNS)
+    return line, inside // size * COLUMNS + tl.arange(0, COLUMNS)
+
+
+"""
+
+_TAIL = """
+
+
+@triton.jit
+def join(part, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    made = tl.zeros((BLOCK,), tl.float32)
+    for split in range(SPLITS):
+        made += tl.load(part + split * size.to(tl.int64) + place, mask=place < size, other=0.0)
+    tl.store(out + place, made.to(out.dtype.element_ty), mask=place < size)
+
+
+def entry($arguments):
+    count = A.shape[0]
+    out = torch.empty((count, $columns_of_b), dtype=DTYPE, device=A.device)
+    if count == 0:
+        return out
+    few = count <= 64
+    lines = (16 if count <= 16 else 64) if few else $lines
+    splits = $splits if few else 1
+    made = out
+    if splits > 1:
+        made = torch.empty((splits, count, $columns_of_b), dtype=torch.float32, device=A.device)
+    tiles = triton.cdiv(count, lines) * triton.cdiv($columns_of_b, $columns)
+    product[(tiles, splits)](
+        OPERANDS, made, count, N=$columns_of_b, K=$inner, LINES=lines, COLUMNS=$columns, SPLITS=splits,
+        STAGES=$stages, DOT=$dot, OF_ITS_OWN, num_warps=$warps,
+    )
+    if splits > 1:
+        join[(triton.cdiv(out.numel(), 1024),)](made, out, out.numel(), SPLITS=splits, BLOCK=1024, num_warps=4)
+    return out
+"""
+
+
+def _whole(kernel: str, dtype: str, operands: str, of_its_own: str) -> str:
+    """The source of a kernel `product`. of_its_own: what it takes by name beside what both take."""
+    tail = _TAIL.replace("DTYPE", dtype).replace("OPERANDS", operands).replace("OF_ITS_OWN", of_its_own)
+    return _HEAD + kernel + tail
+
+
+PRODUCT = _whole(
+    """@triton.jit
+def product(
+    a, b, out, count, N: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+):
+    split = tl.program_id(1)
+    line, column = place_of(tl.program_id(0), count, N, LINES, COLUMNS)
     each: tl.constexpr = ((K + DEPTH - 1) // DEPTH + SPLITS - 1) // SPLITS * DEPTH
     lines = a + line[:, None].to(tl.int64) * K
     columns = b + column[:, None].to(tl.int64) * K
@@ -46,49 +93,20 @@ def product(
         made = tl.dot(x.to(DOT), tl.trans(y).to(DOT), made)
     place = (split * count + line)[:, None].to(tl.int64) * N + column[None, :]
     tl.store(out + place, made.to(out.dtype.element_ty), mask=(line < count)[:, None] & (column < N)[None, :])
+""",
+    "A.dtype",
+    "A, B",
+    "DEPTH=$depth",
+)
 
-
-$join
-def entry($arguments):
-    count = A.shape[0]
-    out = torch.empty((count, $columns_of_b), dtype=A.dtype, device=A.device)
-    if count == 0:
-        return out
-    few = count <= 64
-    lines = (16 if count <= 16 else 64) if few else $lines
-    splits = $splits if few else 1
-    made = out
-    if splits > 1:
-        made = torch.empty((splits, count, $columns_of_b), dtype=torch.float32, device=A.device)
-    tiles = triton.cdiv(count, lines) * triton.cdiv($columns_of_b, $columns)
-    product[(tiles, splits)](
-        A, B, made, count, N=$columns_of_b, K=$inner, LINES=lines, COLUMNS=$columns, DEPTH=$depth, SPLITS=splits,
-        STAGES=$stages, DOT=$dot, num_warps=$warps,
-    )
-    if splits > 1:
-        join[(triton.cdiv(out.numel(), 1024),)](made, out, out.numel(), SPLITS=splits, BLOCK=1024, num_warps=4)
-    return out
-"""
-
-SCALED = """
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
+SCALED = _whole(
+    """@triton.jit
 def product(
     a, b, a_scale, b_scale, out, count, N: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr,
     COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, SCALES: tl.constexpr,
 ):
-    tile = tl.program_id(0)
     split = tl.program_id(1)
-    across: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
-    first = tile // (8 * across) * 8
-    size = tl.minimum(tl.cdiv(count, LINES) - first, 8)
-    inside = tile % (8 * across)
-    line = (first + inside % size) * LINES + tl.arange(0, LINES)
-    column = inside // size * COLUMNS + tl.arange(0, COLUMNS)
+    line, column = place_of(tl.program_id(0), count, N, LINES, COLUMNS)
     known_line = line < count
     known_column = column < N
     steps: tl.constexpr = (K + 127) // 128
@@ -127,37 +145,8 @@ def product(
         made *= tl.load(b_scale + column, mask=known_column, other=0.0)[None, :]
     place = (split * count + line)[:, None].to(tl.int64) * N + column[None, :]
     tl.store(out + place, made.to(out.dtype.element_ty), mask=known_line[:, None] & known_column[None, :])
-
-
-$join
-def entry($arguments):
-    count = A.shape[0]
-    out = torch.empty((count, $columns_of_b), dtype=torch.bfloat16, device=A.device)
-    if count == 0:
-        return out
-    few = count <= 64
-    lines = (16 if count <= 16 else 64) if few else $lines
-    splits = $splits if few else 1
-    made = out
-    if splits > 1:
-        made = torch.empty((splits, count, $columns_of_b), dtype=torch.float32, device=A.device)
-    tiles = triton.cdiv(count, lines) * triton.cdiv($columns_of_b, $columns)
-    product[(tiles, splits)](
-        A, $b, $a_scale, B_scale, made, count, N=$columns_of_b, K=$inner, LINES=lines, COLUMNS=$columns,
-        SPLITS=splits, STAGES=$stages, DOT=$dot, SCALES="$scales", num_warps=$warps,
-    )
-    if splits > 1:
-        join[(triton.cdiv(out.numel(), 1024),)](made, out, out.numel(), SPLITS=splits, BLOCK=1024, num_warps=4)
-    return out
-"""
-
-JOIN = """@triton.jit
-def join(part, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    made = tl.zeros((BLOCK,), tl.float32)
-    for split in range(SPLITS):
-        made += tl.load(part + split * size.to(tl.int64) + place, mask=place < size, other=0.0)
-    tl.store(out + place, made.to(out.dtype.element_ty), mask=place < size)
-
-"""
-PRODUCT, SCALED = (text.replace("$join\n", JOIN) for text in (PRODUCT, SCALED))
+""",
+    "torch.bfloat16",
+    "A, $b, $a_scale, B_scale",
+    'SCALES="$scales"',
+)

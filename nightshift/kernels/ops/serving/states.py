@@ -12,16 +12,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def softplus(x):
-    # log(1 + e^x), exact to the last bits where e^x is far below 1 (Kahan's logarithm)
-    small = tl.exp(tl.minimum(x, 20.0))
-    more = 1.0 + small
-    rounded = more - 1.0
-    near = tl.where(rounded > 0.0, tl.log(more) * (small / tl.where(rounded > 0.0, rounded, 1.0)), small)
-    return tl.where(x > 20.0, x, near)
-
-
+$softplus
 @triton.jit
 def delta(
     q, k, v, state, a_log, a, dt_bias, b, offsets, out, new_state, steps, scale,
@@ -93,16 +84,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def softplus(x):
-    # log(1 + e^x), exact to the last bits where e^x is far below 1 (Kahan's logarithm)
-    small = tl.exp(tl.minimum(x, 20.0))
-    more = 1.0 + small
-    rounded = more - 1.0
-    near = tl.where(rounded > 0.0, tl.log(more) * (small / tl.where(rounded > 0.0, rounded, 1.0)), small)
-    return tl.where(x > 20.0, x, near)
-
-
+$softplus
 @triton.jit
 def mamba(
     state, x, dt, a, b, c, d, dt_bias, slots, out, new_state,
@@ -140,3 +122,16 @@ def entry(state, x, dt, A, B, C, D, dt_bias, state_batch_indices):
         )
     return out, new_state
 """
+
+_SOFTPLUS = """@triton.jit
+def softplus(x):
+    # log(1 + e^x), exact to the last bits where e^x is far below 1 (Kahan's logarithm)
+    small = tl.exp(tl.minimum(x, 20.0))
+    more = 1.0 + small
+    rounded = more - 1.0
+    near = tl.where(rounded > 0.0, tl.log(more) * (small / tl.where(rounded > 0.0, rounded, 1.0)), small)
+    return tl.where(x > 20.0, x, near)
+
+
+"""
+DELTA, MAMBA = (text.replace("$softplus\n", _SOFTPLUS) for text in (DELTA, MAMBA))
