@@ -141,12 +141,13 @@ def test_over_a_day_a_climb_that_its_own_noise_makes_by_chance_is_none() -> None
     assert all(f.facts["growth_bytes"] / f.facts["slope_bytes_per_h"] < 8.0 for f in found)
 
 
-def two_climbs(first: float, second: float) -> set[str]:
+def two_climbs(first: float, second: float, noise: float = 0.0) -> set[str]:
     """Episodes of a GPU whose memory climbs for four hours, levels off, and four hours later climbs again; each by
-    such a share of what was free."""
+    such a share of what was free. noise: of the level in the first ten hours."""
+    away = np.random.default_rng(5).random(120)
 
     def share(t: float) -> float:
-        level = 0.2
+        level = 0.2 + (noise * float(away[int(t // 300)]) if t < 10 * HOUR_S else 0.0)
         for size, from_h in ((first, 4.0), (second, 12.0)):
             level += (1.0 - level) * size * float(np.clip(t / HOUR_S - from_h, 0.0, 4.0)) / 4.0
         return level
@@ -156,6 +157,21 @@ def two_climbs(first: float, second: float) -> set[str]:
 
 def test_after_a_climb_that_levelled_off_by_itself_only_a_stronger_one_is_told() -> None:
     assert [len(two_climbs(0.3, second)) for second in (0.12, 0.5)] == [1, 2]
+
+
+def test_after_a_climb_with_noise_a_climb_without_is_told() -> None:
+    assert len(two_climbs(0.3, 0.12, 0.03)) == 2
+
+
+@pytest.mark.parametrize(("fall_h", "expected"), [(0.05, True), (4.0, False)])
+def test_a_steady_climb_is_compared_with_falls_of_hours_and_not_with_bursts(fall_h: float, expected: bool) -> None:
+    """A level of 78 % comes down to 70 % at once or in hours, and rises to 76 % in half a day."""
+
+    def share(t: float) -> float:
+        hours = t / HOUR_S
+        return 0.7 + 0.08 * float(np.clip(1.0 - (hours - 6.0) / fall_h, 0.0, 1.0)) + 0.005 * max(hours - 12.0, 0.0)
+
+    assert bool(told(share, 24 * HOUR_S, 300.0)) is expected
 
 
 def test_a_burst_of_requests_hides_no_climb_of_half_a_day() -> None:

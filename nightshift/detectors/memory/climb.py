@@ -114,6 +114,26 @@ def falls(past: Floats) -> Floats:
     return found
 
 
+AT_ONCE = 0.5
+"""The share of a fall, down to the lowest level after it, from which on it came at once: between two values."""
+
+
+def gradual(past: Floats) -> Floats:
+    """[n, k] the same levels (`falls_back`) without the falls that came at once: bursts, and models that leave.
+
+    >>> gradual(np.array([[2.0, 6.0, 2.0, 2.0, 2.0], [2.0, 6.0, 5.0, 4.0, 3.0]])).tolist()
+    [[2.0, 6.0, 6.0, 6.0, 6.0], [2.0, 6.0, 5.0, 4.0, 3.0]]
+    """
+    columns = np.where(np.isfinite(past), np.arange(past.shape[1]), 0)
+    level = np.take_along_axis(past, np.maximum.accumulate(columns, axis=1), axis=1)
+    with np.errstate(invalid="ignore"):
+        drop = np.nan_to_num(level[:, :-1] - level[:, 1:])
+        fall = np.fmax.accumulate(level, axis=1)[:, :-1] - np.fmin.accumulate(level[:, :0:-1], axis=1)[:, ::-1]
+        at_once = np.where((drop > 0) & (drop >= AT_ONCE * fall), drop, 0.0)
+    found: Floats = past + np.cumsum(np.pad(at_once, ((0, 0), (1, 0))), axis=1)
+    return found
+
+
 def falls_back(past: Floats, growth: Floats, end: Floats, limit: Floats) -> NDArray[np.bool_]:
     """[n] whether a climb is no more than a tide: as much as it grew has come and gone before, and no lower.
 
@@ -147,9 +167,38 @@ def by_chance(raw: Floats) -> Floats:
     >>> by_chance(np.array([[0.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0]])).round(1).tolist()
     [3.0, 0.0]
     """
+    return _chance(raw)[1]
+
+
+def _chance(raw: Floats) -> tuple[Floats, Floats]:
+    """The usual step [n] of each row, and `by_chance`."""
     steps = np.diff(raw, axis=1)
-    away = np.abs(steps - np.nanmedian(steps, axis=1, keepdims=True))
-    found: Floats = 1.4826 * np.nanmedian(away, axis=1) * np.sqrt(steps.shape[1])
+    usual = _median(steps)
+    return usual, 1.4826 * _median(np.abs(steps - usual[:, None])) * np.sqrt(steps.shape[1])
+
+
+def _median(x: Floats) -> Floats:
+    """[n] medians of what is known of x [n, k]: nanmedian, without its loop over rows."""
+    ordered, known = np.sort(x, axis=1), np.isfinite(x).sum(axis=1)  # NaN comes last
+    middle = np.stack([np.maximum(known - 1, 0) // 2, known // 2], axis=1)
+    found: Floats = np.take_along_axis(ordered, np.minimum(middle, x.shape[1] - 1), axis=1).mean(axis=1)
+    return found
+
+
+CLEAN, CLEAN_PART = 8.0, 0.25
+"""A climb of so many times what chance comes to is clean. Noise does not make its pace, so a sixth of it may grow
+by so little, and it may gain pace. A tide has noise, and falls in hours as it rises: what fell at once is none."""
+
+
+def is_clean(raw: Floats, growth: Floats) -> NDArray[np.bool_]:
+    """[n] whether most buckets of `raw` [n, k] rise, and the climb is far from chance.
+
+    >>> is_clean(np.array([[0.0, 1.1, 2.0, 3.0, 4.0], [0.0, 2.0, 1.0, 3.0, 4.0]]), np.array([4.0, 4.0])).tolist()
+    [True, False]
+    """
+    usual, chance = _chance(raw)
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.bool_] = (usual > 0) & (growth >= CLEAN * chance)
     return found
 
 
@@ -169,6 +218,8 @@ class Climbs:
     """The floor at the end of it."""
     strength: Floats
     """How much of the headroom the climb took, as odds over the odds that its shape asks for; 0 where none fits."""
+    clean: NDArray[np.bool_]
+    """Whether it is CLEAN times what chance comes to; never for `near` and `stairs`."""
 
 
 def climbs(
@@ -190,6 +241,7 @@ def climbs(
         np.full(n, -1, dtype=np.int64),
         np.full(n, np.nan),
         np.zeros(n),
+        np.zeros(n, dtype=bool),
     )
     highest = np.fmax.accumulate(window, axis=1)
     observed = np.isfinite(window)
@@ -237,16 +289,19 @@ def _look(
     left, headroom = limit - end, np.maximum(limit - start, 1.0)
     some = growth > 1e-9 * headroom
     growth = np.where(some, growth, 1.0)
+    share = growth / headroom
+    clean = some & (share >= min(s.headroom for s in SHAPES))
+    clean[clean] = is_clean(raw[clean], growth[clean])
     eta_s = _eta(left, floor, growth) * width_s
     # A climb may gain pace, but not so much that most of what it needs is yet to be seen.
-    eta_s = np.where(width_s * left * (length - 1) / growth <= MEAN_PACE * horizon_s, eta_s, np.inf)
+    eta_s = np.where(clean | (width_s * left * (length - 1) / growth <= MEAN_PACE * horizon_s), eta_s, np.inf)
     sixths = _parts(floor, 6) / growth[:, None]
     quarters = _parts(floor, 4) / growth[:, None]
     jump = np.diff(floor, axis=1).max(axis=1) / growth
-    share = growth / headroom
     shape, strength = np.full(len(rows), -1), np.zeros(len(rows))
     for number, s in reversed(list(enumerate(SHAPES))):
-        fits = some & (length >= s.buckets) & (6 * sixths.min(axis=1) >= s.part) & (jump <= s.jump)
+        part = np.where(clean, min(s.part, CLEAN_PART), s.part)
+        fits = some & (length >= s.buckets) & (6 * sixths.min(axis=1) >= part) & (jump <= s.jump)
         fits &= (3 * sixths[:, -2:].sum(axis=1) >= s.late) & (age - length >= s.age) & (eta_s <= horizon_s)
         _stronger(shape, strength, number, np.where(fits, _odds(share, s.headroom), 0.0))
     with np.errstate(invalid="ignore"):
@@ -265,6 +320,7 @@ def _look(
         flat = shape[fits] == len(SHAPES) + 1  # between its jumps a stair does not move
         fits[fits] = flat | (growth[fits] >= CHANCE * by_chance(raw[fits]))
     at = rows[fits]
+    result.clean[at] = (shape[fits] < len(SHAPES)) & clean[fits]
     result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
     result.strength[at] = strength[fits]
     result.growth[at], result.end[at] = growth[fits], end[fits]

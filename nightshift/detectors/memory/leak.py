@@ -34,7 +34,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
-from nightshift.detectors.memory.climb import REVERTED, SHAPES, by_chance, climbs, falls, falls_back
+from nightshift.detectors.memory.climb import REVERTED, SHAPES, by_chance, climbs, falls, falls_back, gradual
 from nightshift.detectors.memory.contrast import Climb, assess, assess_paired, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
@@ -279,6 +279,7 @@ class MemoryLeak:
         for hours in np.unique(crest_h[found]).tolist():
             at = np.flatnonzero(found & (crest_h == hours))
             past = signal.past(candidates[at], 3600.0 * hours)
+            past = np.where(seen.clean[at, None], gradual(past), past)
             found[at] = ~falls_back(past, seen.growth[at], seen.end[at], limit[at])
         # a second look costs much of the time that is left
         hurried = limit - seen.end <= climb.slope * HURRY_S
@@ -290,7 +291,7 @@ class MemoryLeak:
             self._fire(signal, signal.patience, int(candidates[row]), saw, row, at_s, strength, facts, inventory)
         saws = {row for row, *_ in told}
         share = seen.growth / np.maximum(limit - seen.end + seen.growth, 1.0)
-        news = signal.is_news(candidates, share)
+        news = signal.is_news(candidates, share, seen.clean)
         for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
             if row in saws:
                 continue  # told by its troughs: what rises on the last of them is a tooth
@@ -300,6 +301,7 @@ class MemoryLeak:
             if is_new and (signal.is_tooth(slot) or not news[row]):
                 continue
             facts = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
+            facts |= {"noise": "low"} if seen.clean[row] else {}
             self._fire(signal, signal.patience, slot, climb, row, at_s, strength, facts, inventory)
 
     def _heads_for_limit(self, signal: LeakSignal, slot: int, climb: Climb, row: int) -> bool:
@@ -443,24 +445,25 @@ class MemoryLeak:
             if not np.isfinite(value):
                 found = self._episodes.no_data(fault, subject, at_s, f"{signal.metric} is missing")
             elif self._dropped(signal, slot, float(value)):
-                signal.freed(slot, MIN_GROWTH_BYTES, self._share(signal, subject, slot))
+                signal.freed(slot, MIN_GROWTH_BYTES, *self._share(signal, subject, slot))
                 found = self._episodes.clear(fault, subject, at_s, "Memory was freed: back near its level before")
             elif self._stopped(signal, slot):
-                signal.freed(slot, MIN_GROWTH_BYTES, self._share(signal, subject, slot))
+                signal.freed(slot, MIN_GROWTH_BYTES, *self._share(signal, subject, slot))
                 found = self._episodes.clear(fault, subject, at_s, "Memory no longer climbs")
             else:
                 found = self._press(signal, slot, at_s) or self._episodes.again(fault, subject, at_s)
             findings += [found] if found else []
         return findings
 
-    def _share(self, signal: LeakSignal, subject: Subject, slot: int) -> float:
-        """The share of the free memory that an open episode's climb of hours took; 0 of another climb."""
+    def _share(self, signal: LeakSignal, subject: Subject, slot: int) -> tuple[float, bool]:
+        """The share of the free memory that an open episode's climb of hours took, and if it was clean; 0 of
+        another climb."""
         known = self._episodes.get(signal.fault, subject)
         if known is None or "shape" not in known.facts:
-            return 0.0
+            return 0.0, False
         growth, floor = float(known.facts["growth_bytes"]), float(known.facts["floor_bytes"])
         share = growth / max(float(signal.table["limit"][slot]) - floor + growth, 1.0)
-        return float(np.clip(np.nan_to_num(share), 0.0, 1.0))
+        return float(np.clip(np.nan_to_num(share), 0.0, 1.0)), "noise" in known.facts
 
     def _dropped(self, signal: LeakSignal, slot: int, value: float) -> bool:
         known = self._episodes.get(signal.fault, signal.table.subjects[slot])

@@ -104,6 +104,7 @@ class LeakSignal:
             "crest_s": Column(np.float64, np.nan),
             "top": Column(np.float64, np.nan),  # the highest level since memory was last freed
             "plateau": Column(np.float64, 0.0),  # the largest share of what was free that a climb took, and ended
+            "clean_plateau": Column(np.float64, 0.0),  # the same of clean climbs
             "bar": Column(np.float64, np.nan),  # what a climb must pass to be news: others so high were freed
         }
         self.table = SeriesTable(columns, FORGET_S)
@@ -180,7 +181,8 @@ class LeakSignal:
         table["crest"][rows] = np.where(known, np.fmax(crest, values), table["crest"][rows])
         table["crest_s"][rows] = np.where(known, at_s, table["crest_s"][rows])
         table["bar"][rows] = np.where(ended, np.nan, table["bar"][rows])
-        table["plateau"][rows] = np.where(ended, 0.0, table["plateau"][rows])
+        for plateau in ("plateau", "clean_plateau"):
+            table[plateau][rows] = np.where(ended, 0.0, table[plateau][rows])
         table["top"][rows] = np.where(ended, values, np.fmax(table["top"][rows], values))
 
     def eta_s(self, slot: int, slope: float, crest: bool = False) -> float:
@@ -189,21 +191,21 @@ class LeakSignal:
         left = float(self.table["limit"][slot] - self.table["crest" if crest else "level"][slot])
         return max(left, 0.0) / slope if slope > 0 else np.inf
 
-    def freed(self, slot: int, least_bytes: float, share: float) -> None:
+    def freed(self, slot: int, least_bytes: float, share: float, clean: bool) -> None:
         """Takes note of a climb that was told and ended by itself, with its process still there: a tooth. share: of
         the free memory that a climb of hours took, otherwise 0."""
         top, level, limit = (float(self.table[name][slot]) for name in ("top", "level", "limit"))
-        if not level < EMPTY * limit:
-            self.table["plateau"][slot] = max(float(self.table["plateau"][slot]), share)
+        for plateau in ("plateau", "clean_plateau")[: 1 + clean] if not level < EMPTY * limit else ():
+            self.table[plateau][slot] = max(float(self.table[plateau][slot]), share)
         if level < EMPTY * limit or top >= FULL * limit:
             return
         bar = top + max(least_bytes, HIGHER * (top - level))
         self.table["bar"][slot], self.table["top"][slot] = np.fmin(bar, FULL * limit), level
 
-    def is_news(self, slots: NDArray[np.int64], share: Floats) -> NDArray[np.bool_]:
+    def is_news(self, slots: NDArray[np.int64], share: Floats, clean: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[n] whether a climb of hours that took such a share of the free memory says more than those that ended by
-        themselves."""
-        former = self.table["plateau"][slots]
+        themselves; a clean one than the clean ones of them."""
+        former = np.where(clean, self.table["clean_plateau"][slots], self.table["plateau"][slots])
         found: NDArray[np.bool_] = share >= np.minimum(AGAIN * former / (1.0 + (AGAIN - 1.0) * former), MOST)
         return found
 
