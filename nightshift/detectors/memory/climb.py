@@ -185,7 +185,7 @@ def _median(x: Floats) -> Floats:
     return found
 
 
-CLEAN, CLEAN_PART = 8.0, 0.25
+CLEAN, CLEAN_PART = 16.0, 0.25
 """A climb of so many times what chance comes to is clean. Noise does not make its pace, so a sixth of it may grow
 by so little, and it may gain pace. A tide has noise, and falls in hours as it rises: what fell at once is none."""
 
