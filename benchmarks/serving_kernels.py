@@ -3,9 +3,9 @@
     python -m benchmarks.serving_kernels FOLDER --until 300 --out FILE.json    # on a GPU; resumable
 
 FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.kernels`
-fits, some of the kernel's configurations are compiled side by side and raced quickly; where FILE.json has a row of
-another commit, its configuration is taken instead, and the row is made again. The fastest is judged in full on all
-workloads, and raced on the smallest and the largest: of `ROWS` sequences or lines where none is published.
+fits, some of the kernel's configurations are compiled side by side and raced quickly. Where FILE.json has a row
+that other code made (`code_sha256`), its configuration is taken instead and judged again. The fastest is judged in
+full on all workloads, and raced on the smallest and the largest: of `ROWS` lines where none is published.
 A workload is judged but not raced where one call of the reference takes longer than `REFERENCE_S`. Baselines: the
 reference as written, the same under torch.compile (`COMPILED`), and `benchmarks.serving_baselines`.
 
@@ -18,9 +18,11 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import math
 import queue
+import re
 import tempfile
 import threading
 import time
@@ -41,32 +43,24 @@ COMPILED = ("norm", "softmax", "mamba", "rotary", "silu", "embedding", "topk")
 """Kinds with a reference that torch.compile compiles as one graph. Others synchronise in every token."""
 CONFIGURATIONS = 3
 ROWS = (64, 16)
-REFERENCE_S, WIDE_REFERENCE_S = 0.3, 3.0
-BATCH, CONTEXT = 64, 8192
-BANDWIDTH = ("gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64")
-"""Where, and at which size, a paged decode's share of the memory's bandwidth is measured: a GiB for each."""
+REFERENCE_S = 0.3
 EACH_S, WORKERS = 240.0, 8
 FIT = ("faster", "slower", "inconclusive", "correct")
+AGAIN = ("not judged", "machine_fault")
 
 
 def cases_of(definition: Any, workloads: list[Any], device: str) -> tuple[Any, list[Any], list[str]]:
     """The problem, its cases worth racing (the smallest and the largest), and in words those that are too slow."""
     from benchmarks.serving_baselines import libraries
-    from nightshift.kernels.suites.definitions import Workload
     from nightshift.kernels.suites.serving import problem_of
 
-    wide = definition.name in BANDWIDTH
-    if wide:
-        pages = BATCH * CONTEXT // (definition.axes["page_size"] or 1)
-        axes = {"batch_size": BATCH, "num_pages": pages, "num_kv_indices": pages, "len_indptr": BATCH + 1}
-        workloads = [*workloads, Workload(f"batch {BATCH}, context {CONTEXT}", axes)]
     problem = replace(problem_of(definition, workloads), libraries=libraries(definition))
-    case = problem.cases[0].with_(rows=1, workload=len(workloads))
-    tried = [one for one in problem.cases if one["workload"]] + [case] * (wide and case not in problem.cases)
-    raced, slow = [], []
+    tried = [one for one in problem.cases if one["workload"]]
+    raced: list[Any] = []
+    slow = []
     for one in tried or [problem.cases[0].with_(rows=rows, workload=0) for rows in ROWS]:
         took_s = _reference_s(problem, one, device)
-        if took_s > (WIDE_REFERENCE_S if wide and one == case else REFERENCE_S):
+        if took_s > REFERENCE_S:
             slow.append(f"{one}: the reference takes {took_s:.1f} s")
         elif tried or not raced:
             raced.append(one)
@@ -89,21 +83,6 @@ def _reference_s(problem: Any, case: Any, device: str) -> float:
         if best < REFERENCE_S / 10:
             break
     return best
-
-
-def read_bytes_per_s(size: int = 4 << 30) -> float:
-    """What a sum of so many bytes by torch reads: the best of several, by CUDA's events."""
-    import torch
-
-    values, best = torch.ones(size // 4, device="cuda"), math.inf
-    for _ in range(10):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        values.sum()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e-3)
-    return size / best
 
 
 class Court:
@@ -142,7 +121,7 @@ class Court:
         with court.quiet.shared():  # nothing of another worker's race may find the GPU busy
             problem, raced, slow = cases_of(definition, workloads_of(self.folder, definition), self.device)
         gpu = self.device == "cuda"
-        scope = Scope(1 << (32 if gpu else 20), 0, 0, 0, 0, benchmark=gpu, huge=False, repeats=4 if gpu else 2)
+        scope = Scope(1 << (31 if gpu else 20), 0, 0, 0, 0, benchmark=gpu, huge=False, repeats=4 if gpu else 2)
         pace = replace(QUICK, slot_bytes=2 << 30) if gpu and raced else None
         case = (raced or problem.cases)[-1]
         known = order["config"]
@@ -160,9 +139,6 @@ class Court:
             "took_s": round(time.monotonic() - began, 1),
             **_verdict(verdict, problem, raced),
         }
-        if gpu and definition.name in BANDWIDTH:
-            with court.quiet.alone():
-                row["read_bytes_per_s"] = round(read_bytes_per_s())
         if self.key is not None and str(verdict.status) in FIT:
             row["certificate"] = self._certify(verdict, chosen, problem)
         return row
@@ -247,11 +223,6 @@ def figures(rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
         "over_the_best_baseline": _mean(every),
         "over_the_best_baseline_by_kernel": {name: _mean(found) for name, found in sorted(worst.items())},
         "below_0.97": sum(ratio < 0.97 for ratio in every),
-        "share_of_read_bandwidth": {
-            name: round(max(t["bytes_per_s"] for t in row["times"]) / row["read_bytes_per_s"], 3)
-            for name, row in rows.items()
-            if row.get("read_bytes_per_s") and row["times"]
-        },
     }
 
 
@@ -259,24 +230,30 @@ def _mean(ratios: list[float]) -> float | None:
     return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3) if ratios else None
 
 
+def code_sha256() -> str:
+    """Of all code that judges or makes a kernel."""
+    folder = serving_rows.ROOT / "nightshift" / "kernels"
+    texts = [f"{path.relative_to(folder)}\n{path.read_text()}" for path in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
 def judge_all(args: argparse.Namespace) -> dict[str, Any]:
     """Rows of the definitions that the result file does not hold yet, until the time is over."""
     from nightshift.kernels.ops.serving.kernels import family_of
     from nightshift.kernels.suites.definitions import definitions_in
-    from nightshift.version import commit
 
     start = time.monotonic()
     definitions, _ = definitions_in(args.folder)
     places = {path.stem: str(path) for path in (args.folder / "definitions").rglob("*.json")}
     kernels = {name: family.kernel.name for name, d in definitions.items() if (family := family_of(d)) is not None}
     found = serving_rows.rows_in(args.out)
-    here = commit() or "unknown"
-    rows = {name: row for name, row in found.items() if row["status"] != "not judged" and row.get("commit") == here}
+    code = code_sha256()
+    rows = {name: row for name, row in found.items() if row["status"] not in AGAIN and row.get("code") == code}
     configs = {name: row.get("config") for name, row in found.items() if row["status"] in FIT}
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    first = sorted(kernels, key=lambda name: (name not in BANDWIDTH, name not in configs, name))
+    first = sorted(kernels, key=lambda name: (name not in configs, name))
     for name in serving_rows.in_turn(first, kernels.__getitem__, ORDER):
-        if name not in rows and args.only in name:
+        if name not in rows and re.search(args.only, name):
             waiting.put(name)
     lock = threading.Lock()
 
@@ -290,7 +267,7 @@ def judge_all(args: argparse.Namespace) -> dict[str, Any]:
             except queue.Empty:
                 break
             asked = {"key": name, "definition": places[name], "config": configs.get(name)}
-            row = {"kernel": kernels[name], "commit": here, "times": [], **worker.ask(asked, min(EACH_S, left))}
+            row = {"kernel": kernels[name], "code": code, "times": [], **worker.ask(asked, min(EACH_S, left))}
             with lock:
                 if row.get("reason") != "limit" or left > EACH_S:
                     rows[row.pop("key")] = row
@@ -314,7 +291,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--key", type=Path, help="private key that signs certificates")
-    parser.add_argument("--only", default="", help="a part of the names of the definitions to judge")
+    parser.add_argument("--only", default="", help="a pattern of the names of the definitions to judge")
     parser.add_argument("--worker", type=Path, help="of this benchmark itself")
     args = parser.parse_args()
     if args.worker is not None:
