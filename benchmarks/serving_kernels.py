@@ -231,9 +231,12 @@ def _mean(ratios: list[float]) -> float | None:
 
 
 def code_sha256() -> str:
-    """Of all code that judges or makes a kernel."""
+    """Of all code that judges or makes a kernel of serving."""
     folder = serving_rows.ROOT / "nightshift" / "kernels"
-    texts = [f"{path.relative_to(folder)}\n{path.read_text()}" for path in sorted(folder.rglob("*.py"))]
+    paths = [
+        path for part in ("judge", "suites", "generate", "ops/serving") for path in (folder / part).rglob("*.py")
+    ]
+    texts = [f"{path.relative_to(folder)}\n{path.read_text()}" for path in sorted(paths)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
