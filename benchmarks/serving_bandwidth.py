@@ -5,7 +5,8 @@
 The definition `DEFINITION` of FOLDER (see kernels.suites.definitions) is taken with pages of `PAGES` tokens, at
 `BATCH` sequences of `CONTEXT` tokens with pages in random order: 2 GiB of keys and values. Configurations are tried
 in short, for later sizes of a page the `KEPT` best of the first. The best is timed in turns with the sum of as many
-bytes. Beside it stands torch's attention over gathered pages, and how far its outputs are at most. What may be delivered, the judge alone says.
+bytes. Beside it are torch's attention over gathered pages, and how far its outputs are at most. What may be
+delivered, the judge alone says.
 """
 
 from __future__ import annotations
