@@ -1,9 +1,9 @@
 """Kernels of schemes against cuBLAS under the judge, on a GPU: `python -m benchmarks.kernels_schemes_gpu`.
 
 Square products of 2,048 to 16,384 in three dtypes, each by Strassen's scheme (our own find), 1 and 2 levels deep,
-with torch.bmm and with our own batched kernel in the middle. Times are taken in turns with cuBLAS, whether the judge
-accepts the kernel or not. The error is the root mean square against float64, over cuBLAS's own. The judge gives its
-verdict at the sizes of --judged.
+with torch.bmm and with our own batched kernel in the middle. Times are taken in turns with cuBLAS, whether or not
+the judge accepts the kernel. The error is the root mean square against float64, over cuBLAS's own. The judge gives
+its verdict at the sizes of --judged.
 Writes results/kernels_schemes_gpu.json: the curve of speed-ups over sizes, wherever it lies.
 """
 
