@@ -12,7 +12,6 @@ delivered, the judge alone says.
 from __future__ import annotations
 
 import concurrent.futures
-import importlib.util
 import json
 import statistics
 import tempfile
@@ -47,34 +46,12 @@ def inputs_of(definition: Any, page: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def entry_of(source: str, folder: Path, number: int) -> Callable[..., Any]:
-    path = folder / f"kernel_{number}.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.entry  # type: ignore[no-any-return]
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    import torch
-
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
-
-
 def medians(calls: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, float]:
     """In turns: none of them has the GPU warmer or cooler than the others."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():
-            taken[name].append(seconds(call))
+            taken[name].append(serving_rows.seconds(call))
     return {name: statistics.median(found[1:]) for name, found in taken.items()}
 
 
@@ -95,7 +72,7 @@ def row_of(definition: Any, page: int, configs: list[dict[str, Any]], folder: Pa
     if not configs:
         configs = [dict(c) for c in family.space(family.problem, case).configs if c["splits"] in SPLITS]
     entries = [
-        entry_of(candidate(family, family.problem, case, config).source, folder, number)
+        serving_rows.entry_of(candidate(family, family.problem, case, config).source, folder, number)
         for number, config in enumerate(configs)
     ]
 

@@ -3,9 +3,9 @@
     python -m benchmarks.serving_kernels FOLDER --until 300 --out FILE.json    # on a GPU; resumable
 
 FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.kernels`
-fits, some of the kernel's configurations are compiled side by side and raced quickly. Where FILE.json has a row
-that other code made (`code_sha256`), its configuration is taken instead and judged again. The fastest is judged in
-full on all workloads, and raced on the smallest and the largest: of `ROWS` lines where none is published.
+fits, some of the kernel's configurations are compiled side by side and timed in CUDA graphs. Where FILE.json has a
+row that other code made (`code_sha256`), its configuration is taken instead. The fastest is judged in full on all
+workloads, and raced on the smallest and the largest: of `ROWS` lines where none is published.
 A workload is judged but not raced where one call of the reference takes longer than `REFERENCE_S`. Baselines: the
 reference as written, the same under torch.compile (`COMPILED`), and `benchmarks.serving_baselines`.
 
@@ -23,12 +23,14 @@ import json
 import math
 import queue
 import re
+import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,10 @@ ORDER = (
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba", "rotary", "silu", "embedding", "topk")
 """Kinds with a reference that torch.compile compiles as one graph. Others synchronise in every token."""
-CONFIGURATIONS = 3
+CONFIGURATIONS = 12
 ROWS = (64, 16)
 REFERENCE_S = 0.3
-EACH_S, WORKERS = 240.0, 8
+EACH_S, WORKERS, COMPILERS = 240.0, 8, 4
 FIT = ("faster", "slower", "inconclusive", "correct")
 AGAIN = ("not judged", "machine_fault")
 
@@ -125,7 +127,7 @@ class Court:
         pace = replace(QUICK, slot_bytes=2 << 30) if gpu and raced else None
         case = (raced or problem.cases)[-1]
         known = order["config"]
-        tried = [] if known else list(self._tried(court, problem, family, scope, pace, case))
+        tried = [] if known else self._tried(court, problem, family, raced if gpu else [])
         best = known or min(tried, key=lambda item: item[0])[1]
         tuned_s = time.monotonic() - began
         chosen = candidate(family, problem.name, case, best)
@@ -144,25 +146,43 @@ class Court:
         return row
 
     def _tried(
-        self, court: Any, problem: Any, family: Any, scope: Any, pace: Any, case: Any
-    ) -> Iterator[tuple[float, Any]]:
-        """(seconds, configuration): compiled side by side, then raced one after the other."""
+        self, court: Any, problem: Any, family: Any, raced: Sequence[Any]
+    ) -> list[tuple[float, Mapping[str, Any]]]:
+        """(geometric mean of the seconds, configuration): compiled side by side, timed one after the other."""
         from nightshift.kernels.generate.template import candidate
-        from nightshift.kernels.judge.judge import Request
 
+        case = (raced or problem.cases)[-1]
         space = family.space(problem.name, case)
         configs = space.configs[:: max(1, len(space) // CONFIGURATIONS)][:CONFIGURATIONS]
-        if pace is None:
-            yield math.inf, configs[0]
-            return
-        made = [candidate(family, problem.name, case, config) for config in configs]
-        forms = [problem.inputs(case, "normal", 1, self.device)] * len(made)
-        with concurrent.futures.ThreadPoolExecutor(len(made)) as pool:
-            list(pool.map(court.compile_ahead, made, [problem] * len(made), forms))
-        forms.clear()
-        for config, one in zip(configs, made, strict=True):
-            found = court.verdict(one, problem, Request(scope, pace, cases=(case,), search=True))
-            yield min((c.candidate_s for c in found.comparisons), default=math.inf), config
+        if not raced:
+            return [(math.inf, configs[0])]
+        given = [problem.inputs(one, "normal", 1, self.device) for one in raced]
+
+        def first(number: int) -> Callable[..., Any] | None:
+            source = candidate(family, problem.name, case, configs[number]).source
+            try:
+                entry = serving_rows.entry_of(source, Path(folder), number)
+                for inputs in given:
+                    entry(*inputs)
+            except Exception:  # noqa: BLE001  a configuration that the GPU has no room for
+                return None
+            return entry
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            court.quiet.shared(),
+            concurrent.futures.ThreadPoolExecutor(COMPILERS) as pool,
+        ):
+            ready = list(pool.map(first, range(len(configs))))
+        found = []
+        for config, entry in zip(configs, ready, strict=True):
+            if entry is None:
+                found.append((math.inf, config))
+                continue
+            with court.quiet.alone():
+                took = [serving_rows.graph_seconds(partial(entry, *inputs)) for inputs in given]
+            found.append((math.exp(statistics.fmean(map(math.log, took))), config))
+        return found
 
     def _certify(self, verdict: Any, candidate: Any, problem: Any) -> str:
         from nightshift.collectors.seal import Signer
