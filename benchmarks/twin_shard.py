@@ -34,6 +34,7 @@ from benchmarks.twin_fleet import DrawnFault, TwinCollector, TwinFleet  # noqa: 
 from nightshift.agent.app import App  # noqa: E402
 from nightshift.agent.approvals.policy import Person, Role  # noqa: E402
 from nightshift.agent.clock import SteppedClock  # noqa: E402
+from nightshift.agent.correlation import collection  # noqa: E402
 from nightshift.agent.goodput import report  # noqa: E402
 from nightshift.agent.settings import Settings  # noqa: E402
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s  # noqa: E402
@@ -86,7 +87,6 @@ class Shard:
                 "cluster": f"c{seed}",
                 "state_dir": str(folder / "state"),
                 "tick_s": tick_s,
-                "collect_timeout_s": 600.0,
                 "console": {"enabled": False},
                 "sources": [{"type": "training_logs", "directory": str(folder / "logs")}],
                 "actuators": [{"type": "simulated", "path": str(folder / "world.sqlite"), "probes": True}],
@@ -248,6 +248,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
+    collection.LEAST_PATIENCE_S = 600.0  # the clock waits for each look
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, kind in (("gpus", int), ("seed", int), ("looks", int), ("tick_s", float)):
         parser.add_argument(name, type=kind)

@@ -235,7 +235,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Daemon, Pat
             "racks": racks,
             "opted_in": ["team-a"],
             "policy_keys": [str(tmp_path / "key.pub")],
-            "shield": {"raise_w_per_min": 1e6, "dwell_s": 0.0},
+            "shield": {"raise_w_per_min": 1e6},
         },
     }
     config = tmp_path / "config.yaml"

@@ -160,7 +160,7 @@ def pair(tmp_path: Path, postgres_url: str) -> Iterator[Pair]:
             "opted_in": ["team-a"],
             "policy_keys": [str(tmp_path / "key.pub")],
             "policy_file": str(tmp_path / "policy.json"),
-            "shield": {"raise_w_per_min": 1e6, "dwell_s": 0.0},
+            "shield": {"raise_w_per_min": 1e6},
         },
     }
     clock = SteppedClock(START_S)

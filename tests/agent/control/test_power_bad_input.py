@@ -80,7 +80,7 @@ class Daemon:
             act=True,
             racks={"r": {"nodes": ("n0",), "budget_w": 6000.0, "host_w": 100.0}},
             nodes=self.agent.settings.model_dump(),
-            shield={"raise_w_per_min": 100_000.0, "dwell_s": 0.0},
+            shield={"raise_w_per_min": 100_000.0},
         )
         self.loop = PowerLoop(settings, inventory, PowerNodes(settings.nodes), around)
 

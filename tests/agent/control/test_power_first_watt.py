@@ -34,7 +34,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
             "act": True,
             "racks": {"r": {"nodes": nodes, "budget_w": 1000.0 * fleet.gpus}},
             "nodes": {"urls": {node: f"https://{node}:9400" for node in nodes}},
-            "shield": {"raise_w_per_min": 1e6, "dwell_s": 0.0},
+            "shield": {"raise_w_per_min": 1e6},
         },
     }
     made = Daemon(Settings(**values), fleet, SteppedClock(10_000.0))

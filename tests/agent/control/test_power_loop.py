@@ -146,7 +146,7 @@ def world(
         act=act,
         racks={"r": {"nodes": ("n0", "n1"), "budget_w": budget_w, "host_w": 100.0}},
         nodes={"urls": {"n0": "https://n0:1", "n1": "https://n1:1"}},
-        shield={"raise_w_per_min": 100_000.0, "dwell_s": 0.0},
+        shield={"raise_w_per_min": 100_000.0},
     )
     return World(cluster, PowerLoop(settings, inventory, cluster, around), inventory, kept, around)
 
