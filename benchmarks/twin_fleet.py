@@ -110,7 +110,8 @@ class TwinJob:
 
 
 class TwinFleet:
-    """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published."""
+    """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published, and
+    people mend as many times sooner, so that no more spares are in use than at published rates."""
 
     def __init__(self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0) -> None:
         self.gpus, self.start_s, self.cluster, self.haste = gpus, start_s, cluster, haste
@@ -264,7 +265,7 @@ class TwinFleet:
         if kind in (ActionKind.DRAIN, ActionKind.CORDON):
             inventory.describe(self.nodes[node], unschedulable="true")
         if kind is ActionKind.DRAIN:
-            self.out.setdefault(node, now_s + PEOPLE_S)
+            self.out.setdefault(node, now_s + PEOPLE_S / self.haste)
             self._move(node, now_s, inventory)
         elif kind in (ActionKind.REBOOT_NODE, ActionKind.RESET_GPU):
             self.out[node] = now_s + REBOOT_S

@@ -3,7 +3,8 @@
     python -m benchmarks.twin_shard GPUS SEED LOOKS TICK_S [--storm LOOK] [--power] [--haste TIMES]
 
 Prints one JSON object. Nothing of the daemon is replaced but its source (`benchmarks.twin_fleet`) and the world
-that it acts on (`controllers.actuators.simulated`). A person approves every plan at the next look. Between two
+that it acts on (`controllers.actuators.simulated`). Its clock is stepped; it does not store its time for the CLI at
+each look, as a daemon by the machine's clock does not. A person approves every plan at the next look. Between two
 looks all that the daemon does in other threads ends (stages, books), so a look's time is its own; theirs is counted
 apart.
 """
@@ -31,6 +32,7 @@ import structlog  # noqa: E402
 
 from benchmarks.detect_speed import NAMES, resident_bytes  # noqa: E402
 from benchmarks.twin_fleet import DrawnFault, TwinCollector, TwinFleet  # noqa: E402
+from nightshift.agent import app as daemon  # noqa: E402
 from nightshift.agent.app import App  # noqa: E402
 from nightshift.agent.approvals.policy import Person, Role  # noqa: E402
 from nightshift.agent.clock import SteppedClock  # noqa: E402
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--haste", type=float, default=1.0, help="faults come that many times as often")
     o = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    daemon.tell_time = lambda store, now_s: None
     with tempfile.TemporaryDirectory() as folder:
         storm_s = START_S + o.storm * o.tick_s if o.storm >= 0 else math.inf
         before, began_s = resident_bytes(), time.process_time()
