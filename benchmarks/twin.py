@@ -8,8 +8,8 @@ cost: looks 5 s apart with published fault rates and the loss of one power domai
 every detector's state is stored at least once. Seconds of one core by stage. `equal_clusters` is the same fleet
 sizes as many clusters of 10,000 GPUs: there a larger cluster shares out nothing.
 power: the cost of power control in shadow, beside the same looks without it.
-days: three clusters for hours to a day, looks 30 s apart, faults many times as often as published so that there are
-enough of them (`DAYS`); a person approves each plan at the next look. Pages a day and ETTR are given for the
+days: three clusters for hours, looks 30 s apart, faults many times as often as published so that there are
+enough of them (`DAYS`); two people approve each plan at the next look. Pages a day and ETTR are given for the
 published rates: what comes of a fault is counted by fault, what comes of none by day. Nothing is timed in it.
 `--size` runs one of its clusters alone and keeps the others.
 
@@ -180,7 +180,7 @@ def power() -> dict[str, Any]:
     }
 
 
-DAYS = {1_000: (1.0, 30.0), 10_000: (0.5, 10.0), SHARD: (0.25, 10.0)}
+DAYS = {1_000: (0.5, 60.0), 10_000: (0.25, 20.0), SHARD: (0.25, 5.0)}
 """By cluster size: days run, and how many times as often as published faults come."""
 DAYS_TICK_S = 30.0
 MEMORY = "/dev/shm"

@@ -4,9 +4,9 @@
 
 Prints one JSON object. Nothing of the daemon is replaced but its source (`benchmarks.twin_fleet`) and the world
 that it acts on (`controllers.actuators.simulated`). Its clock is stepped; it does not store its time for the CLI at
-each look, as a daemon by the machine's clock does not. A person approves every plan at the next look. Between two
-looks all that the daemon does in other threads ends (stages, books), so a look's time is its own; theirs is counted
-apart.
+each look, as a daemon by the machine's clock does not. Two people, freshly signed in, approve every plan at the
+next look. Between two looks all that the daemon does in other threads ends (stages, books), so a look's time is its
+own; theirs is counted apart.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from nightshift.controllers.actuators.simulated import SimulatedCluster  # noqa:
 from nightshift.detectors.alarms.lanes import widest  # noqa: E402
 
 START_S = 1_790_006_400.0
-PERSON = Person("ann", frozenset({Role.APPROVER, Role.ADMIN}), "console", None)
+PEOPLE = ("ann", "bob")
 STAGES = ("merge", "history", "detect", "budget", "correlate and store", "housekeeping", "look")
 
 
@@ -93,6 +93,14 @@ class Shard:
                 "sources": [{"type": "training_logs", "directory": str(folder / "logs")}],
                 "actuators": [{"type": "simulated", "path": str(folder / "world.sqlite"), "probes": True}],
                 "power": {"enabled": power},
+                "guard": {
+                    # jobs hold whole racks: by the default, any plan that stops one is refused
+                    "rack_fraction": 1.0,
+                    # limits by the hour, for faults that come more often
+                    "cluster_rate": round(12 * haste),
+                    "rack_rate": round(6 * haste),
+                    "breaker_nodes": round(10 * haste),
+                },
             }
         )
         self.app = App(settings, clock=self.clock)
@@ -136,8 +144,9 @@ class Shard:
         waiting = [s for s in self.app.store.open_incidents() if s.state is IncidentState.AWAITING_APPROVAL]
         for summary in waiting:
             incident = self.app.store.incident(summary.id)
-            if incident.action is not None:
-                self.app.gate.approve(incident.id, incident.action.plan_sha256, PERSON)
+            for name in PEOPLE if incident.action is not None else ():
+                person = Person(name, frozenset({Role.APPROVER, Role.ADMIN}), "console", self.clock.now_s())
+                self.app.gate.approve(incident.id, incident.action.plan_sha256, person)
         if waiting:
             self.app.settle(600.0)
 
