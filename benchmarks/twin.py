@@ -90,8 +90,27 @@ def cost() -> dict[str, Any]:
         "equal_clusters_largest_over_least": max(by_gpu) / min(by_gpu),
         "one_cluster_over_large_ones": fleets[str(EQUAL)]["mean_us_a_gpu"]
         / fleets[str(SIZES[-1])]["mean_us_a_gpu"],
+        "limits": _limits(fleets[str(SIZES[-1])]["clusters"]),
         **_projected(every, fleets[str(SIZES[-1])]["clusters"]),
     }
+
+
+WALL_S, MEMORY_BYTES = 10.0, 16 * 2**30
+"""What the worst look may take, and the memory of the machine that the first limit is stated for."""
+
+
+def _limits(largest: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """GPUs of one agent at which each resource is used up, on a straight line from the largest cluster that ran."""
+    worst = {
+        "one core, mean look": lambda row: row["cpu_s"]["look"]["mean"] / TICK_S,
+        "one core, mean look and all other threads": lambda row: (
+            (row["cpu_s"]["look"]["mean"] + row["other_threads_cpu_s"]["mean"]) / TICK_S
+        ),
+        "worst look of 10 s": lambda row: row["wall_s"]["worst"] / WALL_S,
+        "detection of .6 s": lambda row: row["cpu_s"]["detect"]["median"] / 0.6,
+        "memory of 16 GiB": lambda row: row["peak_bytes"] / MEMORY_BYTES,
+    }
+    return {name: min(row["gpus"] / of(row) for row in largest) for name, of in worst.items()}
 
 
 def _fleet(rows: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
