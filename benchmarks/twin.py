@@ -1,12 +1,13 @@
-"""A twin of fleets of 1,000 to 1,000,000 GPUs: `python -m benchmarks.twin [--only cost|power|days] [--size GPUS]`.
+"""A twin of fleets of 1,000 to 1,000,000 GPUs: `python -m benchmarks.twin [--only PART] [--size GPUS]`.
 
 The daemon itself (`benchmarks.twin_shard`) over synthetic clusters (`benchmarks.twin_fleet`), one agent a cluster,
 one process after another. A fleet of a million GPUs is twenty clusters of 50,000. Two of them are run, since they
 differ in what is drawn alone: a sum is ten times theirs, and `clusters_run` says so.
 
 cost: looks 5 s apart with published fault rates and the loss of one power domain, over the ten minutes in which
-every detector's state is stored at least once. Seconds of one core by stage. `equal_clusters` is the same fleet
-sizes as many clusters of 10,000 GPUs: there a larger cluster shares out nothing.
+every detector's state is stored at least once. Seconds of one core by stage.
+flat: the same without a storm, as many clusters of 10,000 GPUs, where a larger cluster shares out nothing, beside
+clusters of 50,000.
 power: the cost of power control in shadow, beside the same looks without it.
 days: three clusters for hours, looks 30 s apart, faults many times as often as published so that there are
 enough of them (`DAYS`); two people approve each plan at the next look. Pages a day and ETTR are given for the
@@ -70,28 +71,34 @@ def shard(
 def cost() -> dict[str, Any]:
     """By fleet size: its clusters, each as measured."""
     storm = ("--storm", str(STORM))
-    equal = [shard(EQUAL, seed, LOOKS, TICK_S, *storm) for seed in range(1, 1 + EQUAL_RUN)]
     fleets: dict[str, Any] = {}
     for size in SIZES:
         count = -(-size // SHARD)
-        if size == EQUAL:
-            rows = equal[:1]
-        elif count > 1 and fleets[str(max(map(int, fleets)))]["clusters_run"] == RUN:
-            rows = fleets[str(max(map(int, fleets)))]["clusters"]  # the same clusters, more of them
+        if size == SIZES[-1]:
+            rows = fleets[str(SIZES[-2])]["clusters"]  # the same clusters, more of them
         else:
-            rows = [shard(size // count, seed, LOOKS, TICK_S, *storm) for seed in range(1, 1 + min(count, RUN))]
+            seeds = range(1, 1 + min(count, RUN))
+            rows = [shard(size // count, seed, LOOKS, TICK_S, *storm) for seed in seeds]
         fleets[str(size)] = {"clusters": rows, **_fleet(rows, count)}
-    alike = {str(size): _fleet(equal[: size // EQUAL], size // EQUAL) for size in SIZES if size >= EQUAL}
-    by_gpu = [fleet["mean_us_a_gpu"] for fleet in alike.values()]
-    every = [row for fleet in fleets.values() for row in fleet["clusters"]] + equal[1:]
+    every = [row for fleet in fleets.values() for row in fleet["clusters"]]
+    largest = fleets[str(SIZES[-1])]["clusters"]
+    return {"fleets": fleets, "limits": _limits(largest), **_projected(every, largest)}
+
+
+def flat() -> dict[str, Any]:
+    """The cost of a GPU without a storm, which costs as much in a small cluster as in a large one."""
+    runs = {gpus: [shard(gpus, seed, LOOKS, TICK_S) for seed in range(1, 1 + EQUAL_RUN)] for gpus in (EQUAL, SHARD)}
+    equal, large = runs[EQUAL], runs[SHARD]
+    fleets = {str(size): _fleet(equal[: size // EQUAL], size // EQUAL) for size in SIZES if size >= EQUAL}
+    by_gpu = [fleet["mean_us_a_gpu"] for fleet in fleets.values()]
+    of_large = _fleet(large, SIZES[-1] // SHARD)
     return {
-        "fleets": fleets,
-        "equal_clusters": alike,
-        "equal_clusters_largest_over_least": max(by_gpu) / min(by_gpu),
-        "one_cluster_over_large_ones": fleets[str(EQUAL)]["mean_us_a_gpu"]
-        / fleets[str(SIZES[-1])]["mean_us_a_gpu"],
-        "limits": _limits(fleets[str(SIZES[-1])]["clusters"]),
-        **_projected(every, fleets[str(SIZES[-1])]["clusters"]),
+        "clusters": equal + large,
+        "equal_clusters": fleets,
+        "largest_over_least": max(by_gpu) / min(by_gpu),
+        "large_clusters": of_large,
+        "one_small_over_large": by_gpu[0] / of_large["mean_us_a_gpu"],
+        "one_small_over_large_median": fleets[str(EQUAL)]["median_us_a_gpu"] / of_large["median_us_a_gpu"],
     }
 
 
@@ -268,7 +275,7 @@ def _summed(made: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-PARTS = {"cost": cost, "power": power}
+PARTS = {"cost": cost, "flat": flat, "power": power}
 
 
 def main() -> None:
