@@ -237,12 +237,12 @@ def stages(format_: Format) -> Iterator[Format]:
     if format_.upper:
         yield from (Format(size, size, size, True) for size in range(2, format_.rows + 1))
         return
-    full = (format_.rows, format_.inner, format_.columns)
+    full = [format_.rows, format_.inner, format_.columns]
     sizes = [min(2, size) for size in full]
-    yield Format(*sizes)
-    while tuple(sizes) != full:
+    yield Format(sizes[0], sizes[1], sizes[2])
+    while sizes != full:
         sizes[min((i for i in range(3) if sizes[i] < full[i]), key=lambda i: (sizes[i], -i))] += 1
-        yield Format(*sizes)
+        yield Format(sizes[0], sizes[1], sizes[2])
 
 
 def search(
