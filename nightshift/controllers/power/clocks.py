@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.limits import STALE_S, Gpu, without
+from nightshift.controllers.power.limits import DWELL_S, STALE_S, Gpu, without
 
 GRID_MHZ = 15
 """Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
@@ -236,7 +236,7 @@ def _step(
     share = max(wish, FLOOR_SHARE, present - STEP_SHARE)
     clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
     since_s = now_s - max(memory.changed_s.get(one.gpu.uuid, -math.inf) for one in members)
-    if since_s < shield.DWELL_S and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:
+    if since_s < DWELL_S and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:
         return None, Clip("clock dwell", wish, None, f"changed {since_s:.0f} s ago")
     unread = [u for one in members if (u := one.gpu.uuid) in memory.ordered_mhz and u not in memory.confirmed]
     if share < present and unread:

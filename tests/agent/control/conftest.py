@@ -5,4 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_dwell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.controllers.power.shield.DWELL_S", 0.0)
+    for module in ("shield", "clocks"):
+        monkeypatch.setattr(f"nightshift.controllers.power.{module}.DWELL_S", 0.0)
