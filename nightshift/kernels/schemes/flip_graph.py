@@ -241,10 +241,10 @@ def stages(format_: Format) -> Iterator[Format]:
         return
     full = (format_.rows, format_.inner, format_.columns)
     sizes = [min(2, size) for size in full]
-    yield Format(*sizes)
+    yield Format(sizes[0], sizes[1], sizes[2])
     while tuple(sizes) != full:
         sizes[min((i for i in range(3) if sizes[i] < full[i]), key=lambda i: (sizes[i], -i))] += 1
-        yield Format(*sizes)
+        yield Format(sizes[0], sizes[1], sizes[2])
 
 
 def search(

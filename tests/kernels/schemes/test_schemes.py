@@ -76,7 +76,7 @@ def test_a_search_grows_one_size_at_a_time() -> None:
 
 
 def test_laderman_s_rank_is_found_and_lifted_to_the_integers() -> None:
-    found = flip_graph.search(Format.of("3x3x3"), 23, 3, 60.0)  # of the seeds 0 to 2, none has a lift
+    found = flip_graph.search(Format.of("3x3x3"), 23, 2, 60.0)  # those of seeds 0 and 1 have no lift
     whole = lifting.lifted(found)
     assert found.rank == 23
     assert whole is not None
