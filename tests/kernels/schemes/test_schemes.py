@@ -104,6 +104,7 @@ def test_the_library_holds_the_published_ranks() -> None:
     ranks = {(str(each.format), each.ring): each.rank for each in KEPT}
     assert ranks[("4x4x4", "GF(2)")] == 47
     assert ranks[("upper-4", "Z")] == 34
+    assert ranks[("4x5x5", "GF(2)")] == 76
     assert (ranks[("2x2x2", "Z")], ranks[("3x3x3", "Z")]) == (7, 23)
     assert all(each.origin["seconds"] >= 0 and "seed" in each.origin for each in KEPT)
 
