@@ -137,6 +137,7 @@ int64_t walk(uint64_t *given, int given_room, int *given_rank, int target, int64
         }
         if (since < patience) continue;
         since = 0;
+        if (rank == best_rank) memcpy(best, terms, sizeof best);  /* as good, and further from the start */
         if (rank < best_rank + margin && rank < room) {
             plus();
         } else {

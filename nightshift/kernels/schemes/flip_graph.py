@@ -35,7 +35,7 @@ _ODD = 0x9E3779B97F4A7C15
 
 RANKS = {
     "2x2x2": 7, "2x2x3": 11, "2x3x3": 15, "2x3x4": 20, "2x4x4": 26, "3x3x3": 23, "3x3x4": 29, "3x4x4": 38,
-    "3x4x5": 48, "3x5x5": 60, "4x4x4": 47, "4x4x5": 62, "4x5x5": 76, "upper-2": 6, "upper-3": 17, "upper-4": 34,
+    "3x4x5": 48, "3x5x5": 60, "4x4x4": 47, "4x4x5": 63, "4x5x5": 76, "upper-2": 6, "upper-3": 17, "upper-4": 34,
 }  # fmt: skip
 """Where a search of that format, or a stage of a larger one's, may end: published ranks modulo 2, or up to two more
 where the last step takes longest."""
@@ -165,6 +165,8 @@ def walk_python(
             best = [list(row) for row in terms.bits]
         if since >= patience:
             since = 0
+            if terms.rank == len(best[0]):
+                best = [list(row) for row in terms.bits]  # as good, and further from the start
             if terms.rank < min(len(best[0]) + MARGIN, room):
                 terms.plus(numbers)
             else:
@@ -237,10 +239,10 @@ def stages(format_: Format) -> Iterator[Format]:
     if format_.upper:
         yield from (Format(size, size, size, True) for size in range(2, format_.rows + 1))
         return
-    full = [format_.rows, format_.inner, format_.columns]
+    full = (format_.rows, format_.inner, format_.columns)
     sizes = [min(2, size) for size in full]
     yield Format(sizes[0], sizes[1], sizes[2])
-    while sizes != full:
+    while tuple(sizes) != full:
         sizes[min((i for i in range(3) if sizes[i] < full[i]), key=lambda i: (sizes[i], -i))] += 1
         yield Format(sizes[0], sizes[1], sizes[2])
 
