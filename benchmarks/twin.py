@@ -206,7 +206,7 @@ def power() -> dict[str, Any]:
     }
 
 
-DAYS = {1_000: (0.5, 60.0), 10_000: (0.25, 20.0), SHARD: (0.25, 5.0)}
+DAYS = {1_000: (0.5, 60.0), 10_000: (0.25, 20.0), SHARD: (0.125, 10.0)}
 """By cluster size: days run, and how many times as often as published faults come."""
 DAYS_TICK_S = 30.0
 MEMORY = "/dev/shm"
