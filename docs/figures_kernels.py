@@ -368,7 +368,7 @@ TABLES = (
               for kind in ("norm", "rotary", "silu", "softmax", "topk", "sample")),
             Row("cases below 0.97×, not delivered", "below_0.97", count, "0 delivered"),
         ),
-        "Baselines are torch, torch.compile and torch's libraries. References that loop over sequences are slow: they "
+        "Baselines are torch, torch.compile and torch's libraries. References that loop over sequences are slow and "
         "raise the mean. `kernels deliver` writes no kernel that its baseline outran.",
     ),
     Table(
@@ -446,8 +446,8 @@ TABLES = (
         "kernels_loops",
         "python -m benchmarks.kernels_loops",
         tuple(
-            Row(f"{many}, geometric mean over {who}", f"results/threads/{threads}/geometric_mean/{key}", number("×"),
-                bar)
+            Row(f"{many}, geometric mean over {who}", f"results/threads/{threads}/geometric_mean/{key}",
+                number("×"), bar)
             for threads, many, key, who, bar in (
                 (1, "one thread", "gcc", "gcc -O3 -march=native", "≥ 1.5×"),
                 (1, "one thread", "polly", "clang -O3 with Polly", "≥ 1×"),
