@@ -368,8 +368,8 @@ TABLES = (
               for kind in ("norm", "rotary", "silu", "softmax", "topk", "sample")),
             Row("cases below 0.97×, not delivered", "below_0.97", count, "0 delivered"),
         ),
-        "Baselines are torch, torch.compile and torch's libraries. References that loop over sequences are slow: this "
-        "raises the mean. `kernels deliver` writes no kernel that its baseline outran.",
+        "Baselines are torch, torch.compile and torch's libraries. References that loop over sequences are slow, "
+        "which raises the mean. `kernels deliver` writes no kernel that its baseline outran.",
     ),
     Table(
         "A paged decode as a reader of memory: 64 sequences of 8,192 tokens, on an H200",
