@@ -14,7 +14,6 @@ from fastapi.responses import Response
 
 from nightshift.agent.console.site import Site
 from nightshift.agent.presentation.line_chart import Chart
-from nightshift.agent.presentation.overview import Fresh
 from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -122,7 +121,6 @@ class ControlPages:
         self._site = site
         self._parts = site.parts
         self._receipts = Receipts(site.parts.store.database)
-        self._rows: Fresh[list[PowerRow]] = Fresh()
 
     def add_to(self, app: FastAPI) -> None:
         app.get("/power", response_model=None)(self.power)
@@ -132,17 +130,13 @@ class ControlPages:
         """Watts before and after by job, tokens per joule, and what the shield clipped."""
         self._site.of_cluster(request)
         parts, now_s = self._parts, self._parts.clock.now_s()
-        rows = self._rows.get("", self._power_rows)
+        rows = power_rows(self._receipts.newest("power", _READ), parts.history, parts.inventory, now_s)
         pairs = [(row.before_w, row.after_w) for row in rows if math.isfinite(row.before_w + row.after_w)]
         return self._site.page(
             request, "power.html", rows=rows, chart=draw_of_fleet(parts.history, now_s),
             before_w=math.fsum(before for before, _ in pairs), after_w=math.fsum(after for _, after in pairs),
             drawn_w=math.fsum(row.drawn_w for row in rows if math.isfinite(row.drawn_w)), known=math.isfinite,
         )  # fmt: skip
-
-    def _power_rows(self) -> list[PowerRow]:
-        parts, receipts = self._parts, self._receipts.newest("power", _READ)
-        return power_rows(receipts, parts.history, parts.inventory, parts.clock.now_s())
 
     def scheduling(self, request: Request) -> Response:
         """The queue: who waits, in which order, and why."""

@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _no_dwell(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_dwell(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("shield", "clocks"):
         monkeypatch.setattr(f"nightshift.controllers.power.{module}.DWELL_S", 0.0)

@@ -32,6 +32,8 @@ from nightshift.controllers.policy_file import write
 from tests.agent.control.test_policy_path import ANN, CRITERIA, LOOK_S, Fleet, a_policy
 from tests.agent.policy_replica import serve
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 _FORKS = multiprocessing.get_context("forkserver")
 START_S = 10_000.0
 GPUS = 104

@@ -39,7 +39,7 @@ from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import NodeAgent, serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("no_dwell")]
 FALLBACK = 420_000
 JOB = "team-a/train"
 EASY = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([1.3, 1.02, 1.0]), np.array([199.0, 390.0, 600.0]))

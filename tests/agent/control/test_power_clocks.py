@@ -22,6 +22,8 @@ from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.limits import MARGIN_SHARE
 from nightshift.controllers.power.settings import PowerSettings
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 MAX, MIN, FALLBACK, TOP_MHZ = 700_000, 400_000, 420_000, 1980
 JOB = "team-a/decode"
 GPUS = tuple(f"G{i}" for i in range(4))

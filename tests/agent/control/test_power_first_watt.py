@@ -15,6 +15,8 @@ from nightshift.controllers.power import evaluation
 from nightshift.controllers.promotion import PromotionCheck, PromotionEvidence
 from tests.agent.control.test_policy_path import ANN, MAX_MW, Daemon, Fleet
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 CHECK = PromotionCheck("workloads", True, -70.0, -60.0, "70 of 60 measured workloads")
 EVALUATION = PromotionEvidence(Mode.ACTIVE, 0.0, 0, 70, 70 * 240, (CHECK,), "held-out workloads")
 

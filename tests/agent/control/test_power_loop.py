@@ -34,6 +34,8 @@ from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 MAX, MIN, FALLBACK = 700_000, 200_000, 420_000
 EASY = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([1.3, 1.02, 1.0]), np.array([199.0, 390.0, 600.0]))
 JOB = "team-a/train"
