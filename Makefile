@@ -4,7 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+QUIET := --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install $(QUIET) -c constraints.txt
+# bytecode is written when a module is first imported: most of what is installed never is
+export PIP_COMPILE := 0
 # where it is set, each of the thousand processes that the tests start would compile all of ours again
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -15,9 +18,10 @@ setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test too
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m pip --python $(BIN)/python install $(QUIET) pip 2> /dev/null || $(BIN)/python -m ensurepip
 	$(PIP) -e .
+	@$(BIN)/python -c 'import examples.demo.__main__'
 	@touch $@
 
 setup-test: $(VENV)/.test  ## the same with what the tests need, and Debian packages where we may install them

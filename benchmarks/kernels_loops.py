@@ -7,6 +7,7 @@ round, on fresh inputs. One thread is timed by its own clock, two by the wall's.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -15,7 +16,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 from nightshift.kernels.loops import nest, proposers, trial
 from nightshift.kernels.schemes.native import OPTIMISED, compiler
 from nightshift.version import commit
@@ -57,13 +58,18 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--clang", default=shutil.which("clang-19") or shutil.which("clang") or "")
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=[1, 2], help="only these, beside the file's others"
+    )
     options = parser.parse_args()
+    path = RESULTS / "kernels_loops.json"
+    before = json.loads(path.read_text())["results"]["threads"] if path.exists() else {}
     results: dict[str, Any] = {
         "commit": commit(), "cc": version(compiler() or "cc"), "load_at_start": os.getloadavg()[0],
-        "clang": version(options.clang) if options.clang else "none", "seeds": 1, "threads": {},
+        "clang": version(options.clang) if options.clang else "none", "seeds": 1, "threads": before,
     }  # fmt: skip
-    known: dict[str, list[str]] = {}
-    for threads in (1, 2):
+    known = {name: row["actions"] for made in before.values() for name, row in made["nests"].items()}
+    for threads in options.threads:
         trials = options.trials if threads == 1 else options.trials // 3
         rows: dict[str, dict[str, Any]] = {}
         for name in nest.names():
@@ -71,7 +77,7 @@ def main() -> None:
             known[name] = rows[name]["actions"]
             others = [other for other in ("gcc", "polly") if other in rows[name]]
             means = {other: round(mean(rows, other), 3) for other in others}
-            results["threads"][str(threads)] = {"geometric_mean": means, "nests": rows}
+            results["threads"][str(threads)] = {"commit": commit(), "geometric_mean": means, "nests": rows}
             results["load_at_end"] = os.getloadavg()[0]
             write("kernels_loops", results)
 

@@ -29,6 +29,7 @@ import yaml
 from benchmarks.detect_held_out import commit
 from benchmarks.report import RESULTS, write
 from nightshift.agent.app import App
+from nightshift.agent.correlation import collection
 from nightshift.agent.settings import load
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import SubjectKind
@@ -144,7 +145,6 @@ def settings_of(folder: Path, cluster: SimulatedCluster, url: str) -> dict[str, 
         "cluster": "lied-to",
         "state_dir": str(folder / "state"),
         "tick_s": LOOK_S,
-        "collect_timeout_s": 60.0,
         "console": {"port": 0},
         "sources": [{"type": "dcgm_exporter", "urls": [url]}],
         "actuators": [{"type": "simulated", "path": str(cluster.path)}],
@@ -194,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mode", choices=MODES, action="append", help="Run these alone, and keep the others' rows")
     chosen = parser.parse_args(argv).mode or list(MODES)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    collection.LEAST_PATIENCE_S = 60.0  # the clock waits for each look
     path, at = RESULTS / "lying_source.json", commit()
     before = json.loads(path.read_text())["results"]["draws"] if path.exists() else []
     draws = [one for one in before if one["mode"] not in chosen]

@@ -25,6 +25,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, NodeStatus
 from nightshift.controllers.decision import Mode, Trust
+from nightshift.controllers.power import shield
 from nightshift.controllers.power.belief import TOP
 from nightshift.controllers.power.curves import LEVELS, on_levels, synthetic
 from nightshift.controllers.power.settings import PowerSettings
@@ -69,8 +70,8 @@ class Fleet:
             for at in range(0, len(nodes), PER_RACK)
         }
         urls = dict.fromkeys(nodes, "https://localhost:1")
-        shield = {"raise_w_per_min": 1e6, "dwell_s": 0.0}
-        return PowerSettings(enabled=True, act=True, racks=racks, nodes={"urls": urls}, shield=shield)
+        limits = {"raise_w_per_min": 1e6}
+        return PowerSettings(enabled=True, act=True, racks=racks, nodes={"urls": urls}, shield=limits)
 
     def status(self) -> Mapping[str, NodeStatus]:
         found: dict[str, dict[str, NodeGpu]] = {}
@@ -140,6 +141,7 @@ def look_cpu_s(gpus: int = 10_000, windows: int = 15, looks: int = 7) -> dict[st
 
 
 def main() -> None:
+    shield.DWELL_S = 0.0  # a limit may change at each look
     results = json.loads((RESULTS / "power.json").read_text())["results"]
     results["look_10000_gangs_cpu_s"] = look_cpu_s()
     write("power", results)

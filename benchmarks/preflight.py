@@ -7,7 +7,7 @@ Made: a kernel beside it that slows products by four percent; one flipped produc
 one of the four lowest bits); flips on one SM alone; flips above a temperature alone; and copies beside it that take
 a part of the host link. The flips are in a build of their own of the same kernel; what finds them is the check
 that ships. Good runs are judged against passes of the same GPU. The file is written after every piece, and a
-further call continues it.
+further call continues it, on another GPU or at another commit as well: `parts` says what each call added.
 """
 
 from __future__ import annotations
@@ -114,9 +114,12 @@ class Session:
             "environment": environment(), "results": {"commit": commit(), "facts": dict(self.sensors.facts())},
         }  # fmt: skip
         self.found: dict[str, Any] = self.record["results"]
+        self.part: dict[str, Any] = {"commit": commit(), "facts": dict(self.sensors.facts()), "added": {}}
+        self.found.setdefault("parts", []).append(self.part)
         self.gap = [0.036]
         self.rng = np.random.default_rng(len(json.dumps(self.found)))
-        self.passes = [EarlierPass(**row) for row in self.found.get("history", [])]
+        earlier = [EarlierPass(**row) for row in self.found.get("history", [])]
+        self.passes = [made for made in earlier if made.serial == self.part["facts"]["serial"]]
 
     def _sensors(self) -> Sensors:
         if self.device == "cpu":
@@ -182,6 +185,7 @@ class Session:
         fresh = {"runs": 0, "refused": 0, "stated_chance": [], "reasons": [], "blind": {}}
         told = self.found.setdefault("good", fresh)
         while told["runs"] < GOOD and self.left_s() > 3.0:
+            self._count("good")
             run = self.short()
             verdict = self.verdict(run)
             told["runs"] += 1
@@ -270,7 +274,11 @@ class Session:
             "reasons": list(verdict.reasons), "worse": {r.name: r.worse for r in verdict.readings},
         })  # fmt: skip
 
+    def _count(self, kind: str) -> None:
+        self.part["added"][kind] = self.part["added"].get(kind, 0) + 1
+
     def _add(self, kind: str, row: dict[str, Any]) -> None:
+        self._count(kind)
         self.found.setdefault("made", {}).setdefault(kind, []).append(row)
         print(f"[{time.monotonic() - self.began_s:.0f} s] {kind}: {row}", flush=True)
 
@@ -281,6 +289,8 @@ class Session:
             yield "quick", self.quick, 60.0 if self.device == "cuda" else 10.0
         if len(self.passes) < HISTORY:
             yield "history", self.history, 20.0
+        if "good" in self.found:  # the rest of an earlier call's
+            yield "good", self.good, 3.0
         sweep_s, cool_s = (20.0, 60.0) if self.device == "cuda" else (4.0, 8.0)
         works: dict[str, tuple[Callable[[], None], float]] = {
             "slowed": (self.slowed, 6.0),

@@ -30,6 +30,7 @@ from benchmarks.detect_held_out import commit
 from benchmarks.report import RESULTS, write
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.correlation import collection
 from nightshift.agent.settings import load
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.tables import plans
@@ -209,7 +210,6 @@ def draw(kind: str, seed: int, folder: Path) -> dict[str, Any]:
         "cluster": "racks",
         "state_dir": str(folder / "state"),
         "tick_s": LOOK_S,
-        "collect_timeout_s": 60.0,
         "console": {"port": 0},
         "sources": [
             {"type": "topology", "path": str(folder / "racks.yaml")},
@@ -278,6 +278,7 @@ def figures_of(draws: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    collection.LEAST_PATIENCE_S = 60.0  # the clock waits for each look
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kind", choices=KINDS, help="these draws alone")
     parser.add_argument("--anew", action="store_true", help="forget the draws that the file has")

@@ -81,7 +81,7 @@ def night(seed: int, folder: Path) -> dict[str, Any]:
             said.update(name for name in names if any(re.search(rf"\b{name}\b", card) for card in waiting))
 
         (folder / "pd").write_text(ROUTING_KEY)
-        outlet = {"routing_key_file": str(folder / "pd"), "url": pager.url, "api_url": pager.url}
+        outlet = {"routing_key_file": str(folder / "pd"), "url": pager.url}
         pages = [{"outlet": "pagerduty", "severities": ["critical", "warning"]}]
         settings = policy() | {"outlets": {"pages": pages, "pagerduty": outlet}}
         demo = Demo(seed, folder, approve=True, slack=True, watch=compare, settings=settings)

@@ -3,8 +3,9 @@
     python -m benchmarks.serving_kernels FOLDER --until 300 --out FILE.json    # on a GPU; resumable
 
 FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.kernels`
-fits, some of the kernel's configurations are compiled side by side and raced quickly. The fastest is judged in full
-on all workloads, and raced on the smallest and the largest: of `ROWS` sequences or lines where none is published.
+fits, some of the kernel's configurations are compiled side by side and timed in CUDA graphs. Where FILE.json has a
+row that other code made (`code_sha256`), its configuration is taken instead. The fastest is judged in full on all
+workloads, and raced on the smallest and the largest: of `ROWS` lines where none is published.
 A workload is judged but not raced where one call of the reference takes longer than `REFERENCE_S`. Baselines: the
 reference as written, the same under torch.compile (`COMPILED`), and `benchmarks.serving_baselines`.
 
@@ -17,15 +18,19 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import math
 import queue
+import re
+import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +43,23 @@ ORDER = (
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba", "rotary", "silu", "embedding", "topk")
 """Kinds with a reference that torch.compile compiles as one graph. Others synchronise in every token."""
-CONFIGURATIONS = 3
+CONFIGURATIONS = 12
 ROWS = (64, 16)
 REFERENCE_S = 0.3
-BATCH, CONTEXT = 64, 8192
-BANDWIDTH = ("gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64")
-"""Where, and at which size, a paged decode's share of the memory's bandwidth is measured: a GiB for each."""
-EACH_S, WORKERS = 240.0, 8
+EACH_S, WORKERS, COMPILERS = 240.0, 8, 4
 FIT = ("faster", "slower", "inconclusive", "correct")
+AGAIN = ("not judged", "machine_fault")
 
 
 def cases_of(definition: Any, workloads: list[Any], device: str) -> tuple[Any, list[Any], list[str]]:
     """The problem, its cases worth racing (the smallest and the largest), and in words those that are too slow."""
     from benchmarks.serving_baselines import libraries
-    from nightshift.kernels.suites.definitions import Workload
     from nightshift.kernels.suites.serving import problem_of
 
-    wide = definition.name in BANDWIDTH
-    if wide:
-        pages = BATCH * CONTEXT // (definition.axes["page_size"] or 1)
-        axes = {"batch_size": BATCH, "num_pages": pages, "num_kv_indices": pages, "len_indptr": BATCH + 1}
-        workloads = [*workloads, Workload(f"batch {BATCH}, context {CONTEXT}", axes)]
     problem = replace(problem_of(definition, workloads), libraries=libraries(definition))
-    case = problem.cases[0].with_(rows=1, workload=len(workloads))
-    tried = [one for one in problem.cases if one["workload"]] + [case] * (wide and case not in problem.cases)
-    raced, slow = [], []
+    tried = [one for one in problem.cases if one["workload"]]
+    raced: list[Any] = []
+    slow = []
     for one in tried or [problem.cases[0].with_(rows=rows, workload=0) for rows in ROWS]:
         took_s = _reference_s(problem, one, device)
         if took_s > REFERENCE_S:
@@ -88,21 +85,6 @@ def _reference_s(problem: Any, case: Any, device: str) -> float:
         if best < REFERENCE_S / 10:
             break
     return best
-
-
-def read_bytes_per_s(size: int = 4 << 30) -> float:
-    """What a sum of so many bytes by torch reads: the best of several, by CUDA's events."""
-    import torch
-
-    values, best = torch.ones(size // 4, device="cuda"), math.inf
-    for _ in range(10):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        values.sum()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e-3)
-    return size / best
 
 
 class Court:
@@ -144,8 +126,9 @@ class Court:
         scope = Scope(1 << (31 if gpu else 20), 0, 0, 0, 0, benchmark=gpu, huge=False, repeats=4 if gpu else 2)
         pace = replace(QUICK, slot_bytes=2 << 30) if gpu and raced else None
         case = (raced or problem.cases)[-1]
-        tried = list(self._tried(court, problem, family, scope, pace, case))
-        best = min(tried, key=lambda item: item[0])[1]
+        known = order["config"]
+        tried = [] if known else self._tried(court, problem, family, raced if gpu else [])
+        best = known or min(tried, key=lambda item: item[0])[1]
         tuned_s = time.monotonic() - began
         chosen = candidate(family, problem.name, case, best)
         verdict = court.verdict(chosen, problem, Request(scope, pace, cases=tuple(raced)))
@@ -158,33 +141,48 @@ class Court:
             "took_s": round(time.monotonic() - began, 1),
             **_verdict(verdict, problem, raced),
         }
-        if gpu and definition.name in BANDWIDTH:
-            with court.quiet.alone():
-                row["read_bytes_per_s"] = round(read_bytes_per_s())
         if self.key is not None and str(verdict.status) in FIT:
             row["certificate"] = self._certify(verdict, chosen, problem)
         return row
 
     def _tried(
-        self, court: Any, problem: Any, family: Any, scope: Any, pace: Any, case: Any
-    ) -> Iterator[tuple[float, Any]]:
-        """(seconds, configuration): compiled side by side, then raced one after the other."""
+        self, court: Any, problem: Any, family: Any, raced: Sequence[Any]
+    ) -> list[tuple[float, Mapping[str, Any]]]:
+        """(geometric mean of the seconds, configuration): compiled side by side, timed one after the other."""
         from nightshift.kernels.generate.template import candidate
-        from nightshift.kernels.judge.judge import Request
 
+        case = (raced or problem.cases)[-1]
         space = family.space(problem.name, case)
         configs = space.configs[:: max(1, len(space) // CONFIGURATIONS)][:CONFIGURATIONS]
-        if pace is None:
-            yield math.inf, configs[0]
-            return
-        made = [candidate(family, problem.name, case, config) for config in configs]
-        forms = [problem.inputs(case, "normal", 1, self.device)] * len(made)
-        with concurrent.futures.ThreadPoolExecutor(len(made)) as pool:
-            list(pool.map(court.compile_ahead, made, [problem] * len(made), forms))
-        forms.clear()
-        for config, one in zip(configs, made, strict=True):
-            found = court.verdict(one, problem, Request(scope, pace, cases=(case,), search=True))
-            yield min((c.candidate_s for c in found.comparisons), default=math.inf), config
+        if not raced:
+            return [(math.inf, configs[0])]
+        given = [problem.inputs(one, "normal", 1, self.device) for one in raced]
+
+        def first(number: int) -> Callable[..., Any] | None:
+            source = candidate(family, problem.name, case, configs[number]).source
+            try:
+                entry = serving_rows.entry_of(source, Path(folder), number)
+                for inputs in given:
+                    entry(*inputs)
+            except Exception:  # noqa: BLE001  a configuration that the GPU has no room for
+                return None
+            return entry
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            court.quiet.shared(),
+            concurrent.futures.ThreadPoolExecutor(COMPILERS) as pool,
+        ):
+            ready = list(pool.map(first, range(len(configs))))
+        found = []
+        for config, entry in zip(configs, ready, strict=True):
+            if entry is None:
+                found.append((math.inf, config))
+                continue
+            with court.quiet.alone():
+                took = [serving_rows.graph_seconds(partial(entry, *inputs)) for inputs in given]
+            found.append((math.exp(statistics.fmean(map(math.log, took))), config))
+        return found
 
     def _certify(self, verdict: Any, candidate: Any, problem: Any) -> str:
         from nightshift.collectors.seal import Signer
@@ -245,16 +243,21 @@ def figures(rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
         "over_the_best_baseline": _mean(every),
         "over_the_best_baseline_by_kernel": {name: _mean(found) for name, found in sorted(worst.items())},
         "below_0.97": sum(ratio < 0.97 for ratio in every),
-        "share_of_read_bandwidth": {
-            name: round(max(t["bytes_per_s"] for t in row["times"]) / row["read_bytes_per_s"], 3)
-            for name, row in rows.items()
-            if row.get("read_bytes_per_s") and row["times"]
-        },
     }
 
 
 def _mean(ratios: list[float]) -> float | None:
     return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3) if ratios else None
+
+
+def code_sha256() -> str:
+    """Of all code that judges or makes a kernel of serving."""
+    folder = serving_rows.ROOT / "nightshift" / "kernels"
+    paths = [
+        path for part in ("judge", "suites", "generate", "ops/serving") for path in (folder / part).rglob("*.py")
+    ]
+    texts = [f"{path.relative_to(folder)}\n{path.read_text()}" for path in sorted(paths)]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def judge_all(args: argparse.Namespace) -> dict[str, Any]:
@@ -266,10 +269,14 @@ def judge_all(args: argparse.Namespace) -> dict[str, Any]:
     definitions, _ = definitions_in(args.folder)
     places = {path.stem: str(path) for path in (args.folder / "definitions").rglob("*.json")}
     kernels = {name: family.kernel.name for name, d in definitions.items() if (family := family_of(d)) is not None}
-    rows = {name: row for name, row in serving_rows.rows_in(args.out).items() if row["status"] != "not judged"}
+    found = serving_rows.rows_in(args.out)
+    code = code_sha256()
+    rows = {name: row for name, row in found.items() if row["status"] not in AGAIN and row.get("code") == code}
+    configs = {name: row.get("config") for name, row in found.items() if row["status"] in FIT}
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in serving_rows.in_turn(kernels, kernels.__getitem__, ORDER):
-        if name not in rows and args.only in name:
+    first = sorted(kernels, key=lambda name: (name not in configs, name))
+    for name in serving_rows.in_turn(first, kernels.__getitem__, ORDER):
+        if name not in rows and re.search(args.only, name):
             waiting.put(name)
     lock = threading.Lock()
 
@@ -282,8 +289,8 @@ def judge_all(args: argparse.Namespace) -> dict[str, Any]:
                 name = waiting.get_nowait()
             except queue.Empty:
                 break
-            row = worker.ask({"key": name, "definition": places[name]}, min(EACH_S, left))
-            row = {"kernel": kernels[name], "times": [], **row}
+            asked = {"key": name, "definition": places[name], "config": configs.get(name)}
+            row = {"kernel": kernels[name], "code": code, "times": [], **worker.ask(asked, min(EACH_S, left))}
             with lock:
                 if row.get("reason") != "limit" or left > EACH_S:
                     rows[row.pop("key")] = row
@@ -307,7 +314,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--key", type=Path, help="private key that signs certificates")
-    parser.add_argument("--only", default="", help="a part of the names of the definitions to judge")
+    parser.add_argument("--only", default="", help="a pattern of the names of the definitions to judge")
     parser.add_argument("--worker", type=Path, help="of this benchmark itself")
     args = parser.parse_args()
     if args.worker is not None:

@@ -7,6 +7,7 @@ ends or takes longer than it may.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import queue
@@ -79,6 +80,47 @@ def serve(answer: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
         except Exception as error:  # noqa: BLE001  one row, and the rest is judged
             row = {"status": "not judged", "reason": "judge", "detail": f"{type(error).__name__}: {error}"[:400]}
         print(json.dumps({"key": order["key"], **row}), file=out, flush=True)
+        if "CUDA error" in str(row.get("detail")):
+            return  # nothing more can be had from this process's GPU; the next order starts another
+
+
+def entry_of(source: str, folder: Path, number: int) -> Callable[..., Any]:
+    """A kernel of ours, in this process; Triton reads its text from a file."""
+    path = folder / f"kernel_{number}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.entry  # type: ignore[no-any-return]
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """By CUDA's events."""
+    import torch
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def graph_seconds(call: Callable[[], Any], calls: int = 10) -> float:
+    """Of one of several calls in a CUDA graph, so that no launch waits for Python; by events where none can be."""
+    import torch
+
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                call()
+    except RuntimeError:  # what the call does on the host cannot be captured
+        torch.cuda.synchronize()
+        return min(seconds(call) for _ in range(calls))
+    return min(seconds(graph.replay) for _ in range(4)) / calls
 
 
 class Worker:

@@ -233,7 +233,7 @@ def large(_: SlurmLab, __: Figures) -> Iterator[Figures]:
             began_s = time.monotonic()
             nodes = len(client.nodes())
             took_s[form] = round(time.monotonic() - began_s, 2)
-        collector, inventory = SlurmCollector(SlurmSettings(**lab.access.model_dump())), Inventory()
+        collector, inventory = SlurmCollector(SlurmSettings(access=lab.access)), Inventory()
         rounds = []
         for _round in range(3):
             began_s = time.monotonic()

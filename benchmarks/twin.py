@@ -1,14 +1,18 @@
-"""A twin of fleets of 1,000 to 1,000,000 GPUs: `python -m benchmarks.twin [--only cost|power|days]`.
+"""A twin of fleets of 1,000 to 1,000,000 GPUs: `python -m benchmarks.twin [--only PART] [--size GPUS]`.
 
 The daemon itself (`benchmarks.twin_shard`) over synthetic clusters (`benchmarks.twin_fleet`), one agent a cluster,
 one process after another. A fleet of a million GPUs is twenty clusters of 50,000. Two of them are run, since they
 differ in what is drawn alone: a sum is ten times theirs, and `clusters_run` says so.
 
-cost: looks 5 s apart with published fault rates and the loss of one power domain. Seconds of one core by stage.
+cost: looks 5 s apart with published fault rates and the loss of one power domain, over the ten minutes in which
+every detector's state is stored at least once. Seconds of one core by stage.
+flat: the same without a storm, as many clusters of 10,000 GPUs, where a larger cluster shares out nothing, beside
+clusters of 50,000.
 power: the cost of power control in shadow, beside the same looks without it.
-days: three clusters for hours to days, looks 30 s apart, faults ten times as often as published so that there are
-enough of them; a person approves each plan at the next look. Pages a day and ETTR are given for the published
-rates: what comes of a fault is counted by fault, what comes of none by day.
+days: three clusters for hours, looks 30 s apart, faults many times as often as published so that there are
+enough of them (`DAYS`); two people approve each plan at the next look. Pages a day and ETTR are given for the
+published rates: what comes of a fault is counted by fault, what comes of none by day. Nothing is timed in it.
+`--size` runs one of its clusters alone and keeps the others.
 
 Slopes are of log cost over log cluster size, by least squares over all clusters, with bootstrap intervals of 90 %.
 A slope below 1 is a fixed cost of each look: nothing is projected beyond the largest cluster with it. Fleets of
@@ -22,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -36,10 +41,12 @@ from benchmarks.report import RESULTS, write
 
 SHARD = 50_000
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-LOOKS, TICK_S, STORM = 32, 5.0, 2
+LOOKS, TICK_S, STORM = 132, 5.0, 2
 """Looks, their distance, and the look at which a power domain fails: its pages are lost two minutes later."""
 RUN = 2
 """Clusters of a fleet that are run."""
+EQUAL, EQUAL_RUN = 10_000, 3
+"""GPUs of each of many equal clusters, and how many are run."""
 TARGETS = (100_000, 1_000_000, 10_000_000)
 STAGES = ("merge", "history", "detect", "budget", "correlate and store", "housekeeping")
 DRAWS = 2_000
@@ -47,9 +54,13 @@ STUDENT = {2: 6.314, 3: 2.920}
 """Quantile of Student's t at 95 %, by how many clusters were run."""
 
 
-def shard(gpus: int, seed: int, looks: int, tick_s: float, *flags: str) -> dict[str, Any]:
+def shard(
+    gpus: int, seed: int, looks: int, tick_s: float, *flags: str, folder: str | None = None
+) -> dict[str, Any]:
+    """A cluster's figures. `folder`: where the daemon's files are."""
     command = [sys.executable, "-m", "benchmarks.twin_shard", *map(str, (gpus, seed, looks, tick_s)), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    there = os.environ | ({} if folder is None else {"TMPDIR": folder})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=there)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -59,14 +70,54 @@ def shard(gpus: int, seed: int, looks: int, tick_s: float, *flags: str) -> dict[
 
 def cost() -> dict[str, Any]:
     """By fleet size: its clusters, each as measured."""
+    storm = ("--storm", str(STORM))
     fleets: dict[str, Any] = {}
     for size in SIZES:
         count = -(-size // SHARD)
-        seeds = range(1, 1 + min(count, RUN))
-        rows = [shard(size // count, seed, LOOKS, TICK_S, "--storm", str(STORM)) for seed in seeds]
+        if size == SIZES[-1]:
+            rows = fleets[str(SIZES[-2])]["clusters"]  # the same clusters, more of them
+        else:
+            seeds = range(1, 1 + min(count, RUN))
+            rows = [shard(size // count, seed, LOOKS, TICK_S, *storm) for seed in seeds]
         fleets[str(size)] = {"clusters": rows, **_fleet(rows, count)}
     every = [row for fleet in fleets.values() for row in fleet["clusters"]]
-    return {"fleets": fleets, **_projected(every, fleets[str(SIZES[-1])]["clusters"])}
+    largest = fleets[str(SIZES[-1])]["clusters"]
+    return {"fleets": fleets, "limits": _limits(largest), **_projected(every, largest)}
+
+
+def flat() -> dict[str, Any]:
+    """The cost of a GPU without a storm, which costs as much in a small cluster as in a large one."""
+    runs = {gpus: [shard(gpus, seed, LOOKS, TICK_S) for seed in range(1, 1 + EQUAL_RUN)] for gpus in (EQUAL, SHARD)}
+    equal, large = runs[EQUAL], runs[SHARD]
+    fleets = {str(size): _fleet(equal[: size // EQUAL], size // EQUAL) for size in SIZES if size >= EQUAL}
+    by_gpu = [fleet["mean_us_a_gpu"] for fleet in fleets.values()]
+    of_large = _fleet(large, SIZES[-1] // SHARD)
+    return {
+        "clusters": equal + large,
+        "equal_clusters": fleets,
+        "largest_over_least": max(by_gpu) / min(by_gpu),
+        "large_clusters": of_large,
+        "one_small_over_large": by_gpu[0] / of_large["mean_us_a_gpu"],
+        "one_small_over_large_median": fleets[str(EQUAL)]["median_us_a_gpu"] / of_large["median_us_a_gpu"],
+    }
+
+
+WALL_S, MEMORY_BYTES = 10.0, 16 * 2**30
+"""What the worst look may take, and the memory of the machine that the first limit is stated for."""
+
+
+def _limits(largest: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """GPUs of one agent at which each resource is used up, on a straight line from the largest cluster that ran."""
+    worst = {
+        "one core, mean look": lambda row: row["cpu_s"]["look"]["mean"] / TICK_S,
+        "one core, mean look and all other threads": lambda row: (
+            (row["cpu_s"]["look"]["mean"] + row["other_threads_cpu_s"]["mean"]) / TICK_S
+        ),
+        "worst look of 10 s": lambda row: row["wall_s"]["worst"] / WALL_S,
+        "detection of .6 s": lambda row: row["cpu_s"]["detect"]["median"] / 0.6,
+        "memory of 16 GiB": lambda row: row["peak_bytes"] / MEMORY_BYTES,
+    }
+    return {name: min(row["gpus"] / of(row) for row in largest) for name, of in worst.items()}
 
 
 def _fleet(rows: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
@@ -155,30 +206,32 @@ def power() -> dict[str, Any]:
     }
 
 
-DAYS = {1_000: 3.0, 10_000: 1.0, SHARD: 1 / 3}
-"""Days run by cluster size."""
-DAYS_TICK_S, HASTE = 30.0, 10.0
+DAYS = {1_000: (0.5, 60.0), 10_000: (0.25, 20.0), SHARD: (0.125, 10.0)}
+"""By cluster size: days run, and how many times as often as published faults come."""
+DAYS_TICK_S = 30.0
+MEMORY = "/dev/shm"
 
 
-def days() -> dict[str, Any]:
-    """By fleet size: faults and what the daemon made of them. Fleets past one cluster are sums of the largest."""
-    made: dict[str, Any] = {}
-    for size, length in DAYS.items():
-        row = shard(size, 7, int(length * 86_400 / DAYS_TICK_S), DAYS_TICK_S, "--haste", str(HASTE))
-        made[str(size)] = _lived(row, length) | {"cluster": row}
-    return {str(size): _summed(made, size) for size in SIZES} | {"clusters": made}
+def days(size: int) -> dict[str, Any]:
+    """One cluster: faults and what the daemon made of them. Its files are in memory if there is such a folder."""
+    length, haste = DAYS[size]
+    looks = int(length * 86_400 / DAYS_TICK_S)
+    folder = MEMORY if os.path.isdir(MEMORY) else None
+    row = shard(size, 7, looks, DAYS_TICK_S, "--haste", str(haste), folder=folder)
+    return _lived(row, length, haste) | {"cluster": row, "commit": commit()}
 
 
-def _lived(row: dict[str, Any], length: float) -> dict[str, Any]:
+def _lived(row: dict[str, Any], length: float, haste: float) -> dict[str, Any]:
     faults = sum(row["faults"].values())
     times = {f"{name}_s": _times(row[f"{name}_s"]) for name in ("found", "resolved", "released")}
     all_lanes, of_none = Counter(row["lanes"]), Counter(row["unmatched_lanes"])
 
     def a_day(lane: str) -> float:
-        return float((all_lanes[lane] - of_none[lane]) / HASTE + of_none[lane]) / length
+        return float((all_lanes[lane] - of_none[lane]) / haste + of_none[lane]) / length
 
     return {
         "days": length,
+        "haste": haste,
         "faults": faults,
         "faults_found": sum(row["faults_found"].values()) / max(1, faults),
         **times,
@@ -187,7 +240,7 @@ def _lived(row: dict[str, Any], length: float) -> dict[str, Any]:
         "tickets_a_day": a_day("ticket"),
         "incidents_of_no_fault": row["unmatched_incidents"],
         "good_nodes_touched": row["good_nodes_touched"],
-        "ettr": 1.0 - (1.0 - row["ettr_true"]) / HASTE,
+        "ettr": 1.0 - (1.0 - row["ettr_true"]) / haste,
         "ettr_off_by": row["ettr_booked"] - row["ettr_true"],
         "watts": row["watts"][0],
         "look_cpu_s": row["cpu_s"]["look"]["mean"] + row["other_threads_cpu_s"]["mean"],
@@ -222,21 +275,38 @@ def _summed(made: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-PARTS = {"cost": cost, "power": power, "days": days}
+PARTS = {"cost": cost, "flat": flat, "power": power}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", choices=PARTS, action="append", help="a part alone replaces its own figures")
-    chosen = parser.parse_args().only or list(PARTS)
-    path = RESULTS / "twin.json"
-    found = json.loads(path.read_text())["results"] if path.exists() else {}
-    for name in chosen:
-        found |= {name: PARTS[name](), f"{name}_commit": commit()}
-    write("twin", found)
+    parser.add_argument("--only", choices=(*PARTS, "days"), action="append", help="a part replaces its own figures")
+    parser.add_argument("--size", type=int, choices=DAYS, action="append", help="of days, this cluster alone")
+    o = parser.parse_args()
+    for name in o.only or [*PARTS, "days"]:
+        if name in PARTS:
+            _store({name: PARTS[name](), f"{name}_commit": commit()})
+            continue
+        for size in o.size or DAYS:
+            row = days(size)
+            _store({"days": {"clusters": _stored().get("days", {}).get("clusters", {}) | {str(size): row}}})
+    found = _stored()
+    clusters = found.get("days", {}).get("clusters", {})
+    if len(clusters) == len(DAYS):
+        _store({"days": {str(size): _summed(clusters, size) for size in SIZES} | {"clusters": clusters}})
     if "cost" in found:
-        (RESULTS / "twin.svg").write_text(plot(found["cost"]["fleets"]))
-    print(Counter(chosen), file=sys.stderr)
+        (RESULTS / "twin.svg").write_text(plot(found["cost"]["fleets"], _stored().get("days", {})))
+
+
+def _stored() -> dict[str, Any]:
+    path = RESULTS / "twin.json"
+    found: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
+    return found
+
+
+def _store(part: dict[str, Any]) -> None:
+    """Each part as soon as it is there: what is interrupted is run alone later."""
+    write("twin", _stored() | part)
 
 
 # The picture ------------------------------------------------------------------------------------------------------
@@ -250,19 +320,29 @@ _PANELS = (
     ("Database, MiB", lambda fleet: fleet["database_bytes_sum"] / 2**20),
     ("Database rows", lambda fleet: fleet["rows_sum"]),
 )
+_LIVED_PANELS = (
+    ("Pages a day", lambda fleet: fleet["pages_a_day"]),
+    ("Fault to resolved, median s", lambda fleet: fleet["resolved_median_s"]),
+    ("Wall time not in useful steps, %", lambda fleet: 100.0 * (1.0 - fleet["ettr"])),
+    ("MW", lambda fleet: fleet["watts"] / 1e6),
+    ("Samples a day", lambda fleet: fleet["samples_a_day"]),
+    ("Database rows a day", lambda fleet: fleet["database_rows_a_day"]),
+)
 
 
-def plot(fleets: dict[str, Any]) -> str:
+def plot(fleets: dict[str, Any], lived: dict[str, Any]) -> str:
     """One SVG of log-log panels over fleet size."""
+    panels = [(title, [(fleet["gpus"], of(fleet)) for fleet in fleets.values()]) for title, of in _PANELS]
+    sizes = [size for size in map(str, SIZES) if size in lived]
+    panels += [(t, [(int(size), of(lived[size])) for size in sizes]) for t, of in _LIVED_PANELS if sizes]
     across = 3
-    height = _HEIGHT * -(-len(_PANELS) // across)
+    height = _HEIGHT * -(-len(panels) // across)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH * across} {height}" '
         'font-family="sans-serif" font-size="11" fill="#333" role="img" aria-label="Cost against fleet size">'
     )
     parts = [head]
-    for number, (title, of) in enumerate(_PANELS):
-        points = [(fleet["gpus"], of(fleet)) for fleet in fleets.values()]
+    for number, (title, points) in enumerate(panels):
         parts.append(
             f'<g transform="translate({number % across * _WIDTH},{number // across * _HEIGHT})">'
             f"{_panel(title, points)}</g>"

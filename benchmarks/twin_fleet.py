@@ -1,10 +1,12 @@
 """A synthetic fleet for `benchmarks.twin`: one cluster's GPUs × 24 metrics, jobs with steps, faults, repairs.
 
 Rates: Llama 3 (`benchmarks.llama3_failures`), independent in time. Places, assumed: 8 GPUs a node, 4 nodes a rack,
-32 nodes a leaf switch (each node has one port there), 16 racks a power domain, jobs of 128 nodes, 2 % spare nodes.
+32 nodes a leaf switch (each node has one port there), 16 racks a power domain, jobs of a fortieth of the cluster
+but at most 128 nodes (the guard refuses a plan that stops more than a tenth of the GPUs), 2 % spare nodes.
 Of network faults a quarter takes a leaf switch (assumed), the others one node's port. Of power supplies each fault
 takes its rack (assumed). A storm is the power of one domain. Repairs, assumed: a reboot mends a node in 5 minutes;
-a drained node that is not rebooted is mended by people in a day; a switch or power in half an hour.
+a drained node that is not rebooted is mended by people in a day; a switch, power, or what no plan mends in half an
+hour.
 
 A job stops with the first of its nodes that fails, and starts anew from its last checkpoint (each 10 minutes) when
 all its places are good: 3 minutes of start-up, steps of 10 s. A drained node's place goes to a spare.
@@ -30,6 +32,7 @@ from nightshift.controllers.actuators.simulated import SimulatedCluster
 
 K = SubjectKind
 PER_NODE, RACK_NODES, SWITCH_NODES, DOMAIN_NODES, JOB_NODES, SPARES = 8, 4, 32, 64, 128, 0.02
+JOB_PART = 40
 CHECKPOINT_S, START_UP_S, STEP_S = 600.0, 180.0, 10.0
 REBOOT_S, PEOPLE_S, SHARED_REPAIR_S = 300.0, 86_400.0, 1_800.0
 SWITCH_SHARE = 0.25
@@ -110,7 +113,8 @@ class TwinJob:
 
 
 class TwinFleet:
-    """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published."""
+    """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published, and
+    people mend as many times sooner, so that no more spares are in use than at published rates."""
 
     def __init__(self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0) -> None:
         self.gpus, self.start_s, self.cluster, self.haste = gpus, start_s, cluster, haste
@@ -119,11 +123,10 @@ class TwinFleet:
         self.nodes = [Subject(K.NODE, f"{cluster}-n{n:06d}") for n in range(gpus // PER_NODE)]
         working = len(self.nodes) - max(1, int(len(self.nodes) * SPARES))
         self.spares = list(range(working, len(self.nodes)))
-        starts = range(0, working, JOB_NODES)
+        size = max(1, min(JOB_NODES, len(self.nodes) // JOB_PART))
+        starts = range(0, working, size)
         self.jobs = [
-            TwinJob(
-                Subject(K.JOB, f"team{j % 40}/job{j}"), list(range(s, min(s + JOB_NODES, working))), start_s - 3e3
-            )
+            TwinJob(Subject(K.JOB, f"team{j % 40}/job{j}"), list(range(s, min(s + size, working))), start_s - 3e3)
             for j, s in enumerate(starts)
         ]
         self.job_of = {node: job for job in self.jobs for node in job.places}
@@ -251,20 +254,28 @@ class TwinFleet:
             self._seen = effect.number
             if effect.target.kind is K.NODE:
                 self._acted(int(effect.target.name[-6:]), effect.kind, now_s, inventory)
-        for fault in [f for f in self.open if now_s - f.at_s >= f.model.mends_s]:
+            elif effect.target.kind is K.GPU:
+                self._acted(int(effect.target.name[-7:]) // PER_NODE, effect.kind, now_s, inventory)
+        for fault in [f for f in self.open if now_s - f.at_s >= self._mends_s(f)]:
             self._end(fault, now_s)
         for node in [node for node, good_s in self.out.items() if now_s >= good_s]:
             del self.out[node]
             for fault in [f for f in self.open if f.nodes == (node,)]:
                 self._end(fault, now_s)
 
+    def _mends_s(self, fault: DrawnFault) -> float:
+        """After how long a fault is over without any action that is under way (s)."""
+        if not math.isnan(fault.model.mends_s):
+            return fault.model.mends_s
+        return math.inf if self.out.keys() & set(fault.nodes) else SHARED_REPAIR_S
+
     def _acted(self, node: int, kind: ActionKind, now_s: float, inventory: Inventory) -> None:
         if kind in (ActionKind.DRAIN, ActionKind.REBOOT_NODE, ActionKind.RESET_GPU):
             self.touched.add(node)
         if kind in (ActionKind.DRAIN, ActionKind.CORDON):
             inventory.describe(self.nodes[node], unschedulable="true")
-        if kind is ActionKind.DRAIN:
-            self.out.setdefault(node, now_s + PEOPLE_S)
+        if kind in (ActionKind.DRAIN, ActionKind.QUARANTINE_GPU):
+            self.out.setdefault(node, now_s + PEOPLE_S / self.haste)
             self._move(node, now_s, inventory)
         elif kind in (ActionKind.REBOOT_NODE, ActionKind.RESET_GPU):
             self.out[node] = now_s + REBOOT_S

@@ -3,9 +3,10 @@
     python -m benchmarks.twin_shard GPUS SEED LOOKS TICK_S [--storm LOOK] [--power] [--haste TIMES]
 
 Prints one JSON object. Nothing of the daemon is replaced but its source (`benchmarks.twin_fleet`) and the world
-that it acts on (`controllers.actuators.simulated`). A person approves every plan at the next look. Between two
-looks all that the daemon does in other threads ends (stages, books), so a look's time is its own; theirs is counted
-apart.
+that it acts on (`controllers.actuators.simulated`). Its clock is stepped; it does not store its time for the CLI at
+each look, as a daemon by the machine's clock does not. Two people, freshly signed in, approve every plan at the
+next look. Between two looks all that the daemon does in other threads ends (stages, books), so a look's time is its
+own; theirs is counted apart.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ import structlog  # noqa: E402
 
 from benchmarks.detect_speed import NAMES, resident_bytes  # noqa: E402
 from benchmarks.twin_fleet import DrawnFault, TwinCollector, TwinFleet  # noqa: E402
+from nightshift.agent import app as daemon  # noqa: E402
 from nightshift.agent.app import App  # noqa: E402
 from nightshift.agent.approvals.policy import Person, Role  # noqa: E402
 from nightshift.agent.clock import SteppedClock  # noqa: E402
+from nightshift.agent.correlation import collection  # noqa: E402
 from nightshift.agent.goodput import report  # noqa: E402
 from nightshift.agent.settings import Settings  # noqa: E402
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s  # noqa: E402
@@ -44,7 +47,7 @@ from nightshift.controllers.actuators.simulated import SimulatedCluster  # noqa:
 from nightshift.detectors.alarms.lanes import widest  # noqa: E402
 
 START_S = 1_790_006_400.0
-PERSON = Person("ann", frozenset({Role.APPROVER, Role.ADMIN}), "console", None)
+PEOPLE = ("ann", "bob")
 STAGES = ("merge", "history", "detect", "budget", "correlate and store", "housekeeping", "look")
 
 
@@ -86,11 +89,18 @@ class Shard:
                 "cluster": f"c{seed}",
                 "state_dir": str(folder / "state"),
                 "tick_s": tick_s,
-                "collect_timeout_s": 600.0,
                 "console": {"enabled": False},
                 "sources": [{"type": "training_logs", "directory": str(folder / "logs")}],
                 "actuators": [{"type": "simulated", "path": str(folder / "world.sqlite"), "probes": True}],
                 "power": {"enabled": power},
+                "guard": {
+                    # jobs hold whole racks: by the default, any plan that stops one is refused
+                    "rack_fraction": 1.0,
+                    # limits by the hour, for faults that come more often
+                    "cluster_rate": round(12 * haste),
+                    "rack_rate": round(6 * haste),
+                    "breaker_nodes": round(10 * haste),
+                },
             }
         )
         self.app = App(settings, clock=self.clock)
@@ -134,8 +144,9 @@ class Shard:
         waiting = [s for s in self.app.store.open_incidents() if s.state is IncidentState.AWAITING_APPROVAL]
         for summary in waiting:
             incident = self.app.store.incident(summary.id)
-            if incident.action is not None:
-                self.app.gate.approve(incident.id, incident.action.plan_sha256, PERSON)
+            for name in PEOPLE if incident.action is not None else ():
+                person = Person(name, frozenset({Role.APPROVER, Role.ADMIN}), "console", self.clock.now_s())
+                self.app.gate.approve(incident.id, incident.action.plan_sha256, person)
         if waiting:
             self.app.settle(600.0)
 
@@ -248,6 +259,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
+    collection.LEAST_PATIENCE_S = 600.0  # the clock waits for each look
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, kind in (("gpus", int), ("seed", int), ("looks", int), ("tick_s", float)):
         parser.add_argument(name, type=kind)
@@ -256,6 +268,7 @@ def main() -> None:
     parser.add_argument("--haste", type=float, default=1.0, help="faults come that many times as often")
     o = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    daemon.tell_time = lambda store, now_s: None
     with tempfile.TemporaryDirectory() as folder:
         storm_s = START_S + o.storm * o.tick_s if o.storm >= 0 else math.inf
         before, began_s = resident_bytes(), time.process_time()

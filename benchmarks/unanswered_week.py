@@ -91,7 +91,7 @@ def week(seed: int, folder: Path) -> dict[str, Any]:
     faults, clock = drawn(fleet, rng), WeekClock()
     with StandIn(sockets=False) as chat:
         told = slack_configuration(chat, folder)
-        told["slack"] = {**told["slack"], "escalate_s": 1800.0, "remind_s": 900.0}
+        told["slack"] = {**told["slack"], "escalate_s": 1800.0}
         (folder / "logs").mkdir()
         settings = {
             "cluster": "week",

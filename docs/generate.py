@@ -132,7 +132,7 @@ def _accept_former(own: Any) -> None:
 
 def _block(part: Any, name: str, definitions: Mapping[str, Any]) -> Any:
     """A block of the schema; what was a block and is one value today accepts both."""
-    field = part.get("properties", {}).get(name)
+    field = part.get("additionalProperties") if name == "NAME" else part.get("properties", {}).get(name)
     if field is None:
         return {}
     inside = _target(field, definitions)

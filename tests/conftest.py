@@ -27,6 +27,7 @@ from tests.processes import await_answer, end, free_port
 pytest_plugins = [
     "tests.one_thread",
     "tests.garbage",
+    "tests.collecting",
     "tests.determinism",
     "tests.kubernetes_api.cluster",
     "tests.slurm_lab",

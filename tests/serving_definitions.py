@@ -456,3 +456,25 @@ def scaled(scales: str) -> dict[str, Any]:
     body = f"    {_DEQUANTISED[scales]}\n    return torch.matmul(a, b.T).to(torch.bfloat16)\n"
     reference = f"import torch\n\ndef run({', '.join(inputs)}):\n{body}"
     return _definition(f"scaled_{scales}", "gemm", sizes, inputs, {"C": "bfloat16 M N"}, reference)
+
+
+SOFTMAX = """
+import torch
+
+
+@torch.no_grad()
+def run(input):
+    return torch.softmax(input.to(torch.float32), dim=-1).to(input.dtype)
+"""
+
+
+def softmax(width: int = 300) -> dict[str, Any]:
+    form = {"shape": ["batch_size", "dim"], "dtype": "float32"}
+    return {
+        "name": f"softmax_{width}",
+        "op_type": "softmax",
+        "axes": {"batch_size": {"type": "var"}, "dim": {"type": "const", "value": width}},
+        "inputs": {"input": form},
+        "outputs": {"output": form},
+        "reference": SOFTMAX,
+    }

@@ -235,7 +235,7 @@ class SlurmLab:
 
     @property
     def access(self) -> SlurmAccess:
-        return SlurmAccess(commands=self.commands, slurm_conf=self.conf)
+        return SlurmAccess(commands=self.commands, conf=self.conf)
 
     def client(self, timeout_s: float = 20.0) -> SlurmClient:
         return SlurmClient(self.access, timeout_s)

@@ -60,7 +60,6 @@ _SETTLE_TIMEOUT_S = 20.0
 _CHANNEL, _ANN = "C0ONCALL", "U0ANN"
 ASLEEP_S = 3_600.0
 """Without an answer a run is an hour."""
-_REMIND_S = 300.0
 _STORM_FROM_S, _STORM_EVERY_S = 300.0, 45.0
 _DELIVERY_TIMEOUT_S = 120.0
 _ON_CALL = tuple(Person(name, frozenset({Role.ADMIN}), "demo") for name in ("on-call@demo", "lead@demo"))
@@ -117,7 +116,6 @@ def slack_configuration(stand_in: StandIn, folder: Path) -> dict[str, object]:
             "workspace": TEAM,
             "channel": _CHANNEL,
             "api_url": stand_in.api_url,
-            "remind_s": _REMIND_S,
             "escalate_s": ESCALATE_S,
             "escalate_to": list(RUNGS),
         },

@@ -10,6 +10,7 @@ Exit codes: 0 done, 1 the answer is no, 2 the user has to change something, 75 (
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
@@ -39,6 +40,9 @@ from nightshift.agent.cli.silence import app as silence_app
 from nightshift.agent.cli.terminal import with_output
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.kernels.cli import app as kernels_app
+
+# numpy loads later and reads it then. Our matrices are small: OpenBLAS's other threads would only spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
 _POLICY = "Manage learned policies for power, scheduling and KV caches."

@@ -26,7 +26,7 @@ from nightshift.agent.console.sessions import Doorkeeper
 from nightshift.agent.console.sign_in import accounts, console_key, operator_token
 from nightshift.agent.console.site import ConsoleParts, DaemonHealth
 from nightshift.agent.construct import build_actuators, build_collectors, build_detectors
-from nightshift.agent.correlation.collection import Collection
+from nightshift.agent.correlation.collection import Collection, patience_s
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
 from nightshift.agent.goodput.booking import GoodputBooking
@@ -106,7 +106,7 @@ class App:
         self.history = History()
         self.detection = Detection(build_detectors(settings.detectors), self.metrics, settings.budget)
         self.collection = Collection(
-            build_collectors(settings.sources, settings.state_dir), settings.collect_timeout_s
+            build_collectors(settings.sources, settings.state_dir), patience_s(settings.tick_s)
         )
         self.practice = Practice(
             settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics

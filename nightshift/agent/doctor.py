@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr
 
 from nightshift.agent.clock import WallClock
 from nightshift.agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
+from nightshift.agent.correlation.collection import patience_s
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.slack.service import try_out as try_slack
@@ -165,7 +166,7 @@ def _sources(settings: Settings) -> Iterator[DoctorCheck]:
             continue
         for collector in collectors:
             try:
-                batch = collector.collect(time.time(), inventory, settings.collect_timeout_s)
+                batch = collector.collect(time.time(), inventory, patience_s(settings.tick_s))
             finally:
                 collector.close()
             if not batch.sources:

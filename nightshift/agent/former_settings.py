@@ -19,7 +19,22 @@ from pydantic import TypeAdapter, ValidationError
 Field = tuple[str | int, ...]
 
 BLOCK = "-"
+_ANSWER_S = "collectors.kubernetes.api:ANSWER_S"
 REMOVED: Mapping[str, str] = {
+    "approval.valid_s": "agent.approvals.gate:VALID_S",
+    "power.min_w": "agent.control.power_decision:LOWEST_MW",
+    "power.shield.dwell_s": "controllers.power.limits:DWELL_S",
+    "slack.remind_s": "agent.notify.slack.settings:REMIND_SHARE",
+    "kubernetes.NAME.timeout_s": _ANSWER_S,
+    "sources.kubernetes.timeout_s": _ANSWER_S,
+    "sources.kubernetes_events.timeout_s": _ANSWER_S,
+    "sources.node_agents.timeout_s": _ANSWER_S,
+    "actuators.kubernetes.timeout_s": _ANSWER_S,
+    "actuators.kubernetes_repair.timeout_s": _ANSWER_S,
+    "actuators.kubernetes_kernels.timeout_s": _ANSWER_S,
+    "scheduling.timeout_s": _ANSWER_S,
+    "power.kubernetes.timeout_s": _ANSWER_S,
+    "power.nodes.agents.timeout_s": _ANSWER_S,
     "economy.response_s": "controllers.playbooks.plan:RESPONSE_S",
     "autonomy.agreed": "agent.approvals.scoreboard:AGREED",
     "lifecycle.max_plans": "agent.incidents.stages:MAX_PLANS",
@@ -253,6 +268,9 @@ GONE: Mapping[str, str] = {
     "budget.drain_share": "docs/decisions/039-lanes-not-silence.md",
     "llm.max_per_hour": "docs/decisions/041-the-model-reads-beside.md",
     "guard.domain_rate": "docs/decisions/073-a-rack-is-one-fault.md",
+    "collect_timeout_s": "docs/decisions/108-what-a-setting-already-says.md",
+    "llm.fallbacks": "docs/decisions/108-what-a-setting-already-says.md",
+    "outlets.pagerduty.api_url": "docs/decisions/108-what-a-setting-already-says.md",
 }
 """Path of a part that was removed, as a block or as a word in a list → the record of why."""
 
@@ -269,7 +287,7 @@ _CONNECTION = "write it as an entry of `connections`, and its name as `connectio
 _ACCESS = "write it as an entry of `kubernetes`, and its name as `access`"
 _SWITCH = SettingMove("", "list the detectors that do not run, as `detectors.disabled`")
 _PAGES = ("cadvisor", "dcgm_exporter", "inference", "node_exporter", "node_log")
-_IN_ACCESS = ("kubeconfig", "context", "timeout_s")
+_IN_ACCESS = ("kubeconfig", "context")
 _OF_AGENTS = ("namespace", "selector", "port", "certificate_name")
 _DRAIN = ("drain_grace_s", "evict_unmanaged", "evict_local_data", "save_wait_s", "cordon_claims")
 
@@ -361,7 +379,13 @@ MOVED: Mapping[str, SettingMove] = (
         "pull_secrets",
         _once("pull_secrets"),
     )
+    | {
+        f"{part}.slurm.{name}": SettingMove(f"access.{to}", _once(f"slurm.{to}"))
+        for part in ("sources", "actuators")
+        for name, to in (("commands", "commands"), ("slurm_conf", "conf"))
+    }
     | _each(("power", "scheduling"), ["opted_in"], "opted_in", _once("trial_namespaces"))
+    | _each(["scheduling"], ["gpu_watts"], "gpu_watts", "state the highest limit of a GPU, as `power.max_w`")
     | _each(("slack.quiet_hours", "guard.maintenance"), ["zone"], "zone", _once("time_zone"))
     | _each(("sources.nvml", "sources.kernel_log"), ["node"], "node", _once("node_name"))
     | {f"detectors.{name}.enabled": _SWITCH for name in _SWITCHED}
@@ -382,7 +406,8 @@ def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, 
     """The place of each former setting in these plain values, and its constant or its record."""
     if isinstance(values, Mapping):
         for key, value in values.items():
-            inner = f"{name}.{key}" if name else str(key)
+            # an entry of this block goes by the person's own name
+            inner = "kubernetes.NAME" if name == "kubernetes" else f"{name}.{key}" if name else str(key)
             where = REMOVED.get(inner, GONE.get(inner))
             inside = [] if where not in (None, BLOCK) else list(found(value, (*at, key), inner))
             yield from inside

@@ -30,6 +30,7 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = registry = CollectorRegistry()
+        self._children: dict[tuple[object, ...], prometheus.Gauge] = {}
         # The registry is our own, so the default collectors are not in it.
         ProcessCollector(registry=registry)
         build = Info("nightshift_build", "Version of the daemon.", registry=registry)
@@ -236,29 +237,36 @@ class Metrics:
         for kind, frame in tick.frames.items():
             self.series.labels(kind).set(len(frame.index))
 
+    def _set(self, gauge: prometheus.Gauge, value: float, *labels: str) -> None:
+        """Sets one of about two hundred gauges of a look; `labels` checks and spells its arguments at each call."""
+        child = self._children.get((gauge, *labels))
+        if child is None:
+            child = self._children[gauge, *labels] = gauge.labels(*labels)
+        child.set(value)
+
     def observe_findings(self, detector: str, findings: Iterable[Finding]) -> None:
         counts = Tally(finding.state for finding in findings)
         for state in (State.FIRING, State.NO_DATA):
-            self.findings.labels(detector, state).set(counts[state])
+            self._set(self.findings, counts[state], detector, state)
 
     def observe_budget(self, budget: Budget) -> None:
         """Stated beside realised, by detector."""
         self.budget.set(budget.settings.false_pages_per_week)
         self.budget_left.set(budget.left)
         for line in budget.lines():
-            basis = line.basis_word
-            self.budget_expected.labels(line.detector, basis).set(line.expected)
-            self.rate_stated.labels(line.detector).set(line.stated_rate)
-            self.rate_realised.labels(line.detector).set(line.realised)
-            self.alarms.labels(line.detector, "yes").set(line.alarms - line.tickets)
-            self.alarms.labels(line.detector, "no").set(line.tickets)
-            self.series_days.labels(line.detector).set(line.series_days * DAY_S)
+            name, basis = line.detector, line.basis_word
+            self._set(self.budget_expected, line.expected, name, basis)
+            self._set(self.rate_stated, line.stated_rate, name)
+            self._set(self.rate_realised, line.realised, name)
+            self._set(self.alarms, line.alarms - line.tickets, name, "yes")
+            self._set(self.alarms, line.tickets, name, "no")
+            self._set(self.series_days, line.series_days * DAY_S, name)
             # Events page by what the kernel says, and are not charged to the budget.
             if basis != "event":
-                self.pages.labels(line.detector, "true").set(line.confirmed)
-                self.pages.labels(line.detector, "false").set(line.false)
-                self.pages.labels(line.detector, "open").set(line.paged - line.confirmed - line.false)
-                self.noisy.labels(line.detector).set(bool(line.noisy))
+                self._set(self.pages, line.confirmed, name, "true")
+                self._set(self.pages, line.false, name, "false")
+                self._set(self.pages, line.paged - line.confirmed - line.false, name, "open")
+                self._set(self.noisy, bool(line.noisy), name)
 
     def observe_returns(self, sums: Mapping[tuple[str, str], tuple[int, int, float]]) -> None:
         for key, (_, open_, days) in sums.items():

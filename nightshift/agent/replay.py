@@ -14,7 +14,7 @@ from pathlib import Path
 from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock, WallClock
 from nightshift.agent.construct import build_collectors
-from nightshift.agent.correlation.collection import Collection
+from nightshift.agent.correlation.collection import Collection, patience_s
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident import Incident
 from nightshift.collectors.merge import Merger
@@ -54,7 +54,7 @@ def replay(
 def record(settings: Settings, path: Path, for_s: float, stop: threading.Event) -> int:
     """Writes what the configured sources say, tick by tick, until `for_s` is over or `stop` is set; returns the
     number of ticks. The file is readable up to its last whole tick whenever the process ends."""
-    collection = Collection(build_collectors(settings.sources), settings.collect_timeout_s)
+    collection = Collection(build_collectors(settings.sources), patience_s(settings.tick_s))
     merger, inventory, clock = Merger(), Inventory(settings.cluster), WallClock()
     writer = RecordingWriter(path, settings.tick_s, {"cluster": settings.cluster})
     ticks, next_s, end_s = 0, clock.now_s(), time.time() + for_s

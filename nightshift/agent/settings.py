@@ -51,6 +51,7 @@ from nightshift.collectors.kubernetes.nodes_and_pods import LabelSettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.collectors.shared_settings import stated
 from nightshift.collectors.slurm import SLURM
+from nightshift.collectors.slurm.client import SlurmAccess
 from nightshift.collectors.training.signal_names import SignalNames
 from nightshift.collectors.training.workload import WorkloadRule
 from nightshift.controllers.actuators.kubernetes import DrainSettings
@@ -132,8 +133,13 @@ def _is_zone(zone: str) -> str:
 
 _BLOCKS = (
     *("node_agents", "labels", "workload", "signal_names", "node_names", "node_name", "pull_secrets"),
-    *("trial_namespaces", "time_zone", "proxy", "drain"),
+    *("trial_namespaces", "time_zone", "proxy", "drain", "slurm"),
 )
+
+
+def _of(block: Any, name: str) -> Any:
+    """A field of a block, in a file's values or in settings that were made already."""
+    return block.get(name) if isinstance(block, Mapping) else getattr(block, name, None)
 
 
 def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,8 +162,8 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
     shared["kubernetes"].setdefault("pod", AccessSettings())
     if "workload" in shared:
         shared["workload.namespace"] = shared["workload"].namespace
-    console = values.get("console")
-    url = console.get("public_url") if isinstance(console, Mapping) else getattr(console, "public_url", "")
+    shared["power.max_w"] = valid(float, _of(values.get("power"), "max_w")) or PowerSettings().max_w
+    url = _of(values.get("console"), "public_url")
     return shared | {"console.public_url": url if isinstance(url, str) else ""}
 
 
@@ -167,7 +173,6 @@ class Settings(FileAndEnvironment):
     cluster: str = Field("cluster", min_length=1, max_length=200, description="Name of the cluster, for messages")
     state_dir: StateDir
     tick_s: float = Field(5.0, gt=0, le=3600, description="Time between two detection ticks (s)")
-    collect_timeout_s: float = Field(4.0, gt=0, le=600, description="A source that takes longer has no data (s)")
     connections: dict[str, HttpSettings] = Field(
         default_factory=dict, description="Credentials and TLS by name; sources refer to one as `connection`"
     )
@@ -205,6 +210,7 @@ class Settings(FileAndEnvironment):
     )
     proxy: str = Field("", description="HTTP proxy for calls to Slack, PagerDuty and Opsgenie")
     drain: DrainSettings = Field(default_factory=DrainSettings, description="What a drain may do to pods")
+    slurm: SlurmAccess = Field(default_factory=SlurmAccess, description="How Slurm's commands are found")
     sources: tuple[SourceEntry, ...] = Field(
         (), description="Where telemetry comes from; none: this machine's GPUs and kernel log"
     )
@@ -299,15 +305,10 @@ class Settings(FileAndEnvironment):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to change about each former setting, and what a plug-in names that this machine lacks."""
-        entries: dict[str, tuple[Any, ...]] = {"sources": self.sources, "actuators": self.actuators}
-        lacks = (
-            f"{part}[{number}].{what} on this machine"
-            for part, found in entries.items()
-            for number, entry in enumerate(found)
-            for what in getattr(entry, "missing", list)()
-        )
-        return (*self._warnings, *lacks)
+        """What to change about each former setting, and what of Slurm this machine lacks."""
+        reads = any(getattr(entry, "type", "") == SLURM for entry in self.sources)
+        lacks = self.slurm.missing() if reads else ()
+        return (*self._warnings, *(f"slurm.{what} on this machine" for what in lacks))
 
     @property
     def store_url(self) -> str:

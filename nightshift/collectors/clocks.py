@@ -68,6 +68,8 @@ class ClockOffsets:
         self._best: dict[str, ClockOffset] = {}
         self._lock = Lock()
         self._max = max_clocks
+        self.is_fine = False
+        """Whether any clock is known finely enough to correct its times."""
         self.add(offsets)
 
     def add(self, offsets: Iterable[ClockOffset]) -> None:
@@ -79,6 +81,7 @@ class ClockOffsets:
                     continue
                 if known is None or self._is_better(new, known):
                     self._best[new.clock] = new
+            self.is_fine = any(offset.uncertainty_s <= FINE_S for offset in self._best.values())
 
     @staticmethod
     def _is_better(new: ClockOffset, known: ClockOffset) -> bool:

@@ -76,8 +76,8 @@ class Merger:
 
     def _events(self, batches: Sequence[Batch], inventory: Inventory | None) -> list[KernelEvent]:
         events: list[KernelEvent] = list(chain.from_iterable(batch.events for batch in batches))
-        # nearly every tick of a fleet with good clocks has nothing to correct: no event is copied then
-        if len(self._clocks):
+        # where no clock is known finely there is nothing to correct: no event is copied then
+        if self._clocks.is_fine:
             events = [replace(event, record=self._on_our_clock(event.record, inventory)) for event in events]
         if inventory is not None:
             events = [_with_gpu(event, inventory) for event in events]
@@ -85,7 +85,7 @@ class Merger:
 
     def _on_our_clock(self, record: LogRecord, inventory: Inventory | None) -> LogRecord:
         """Two nodes' lines can be compared only by one clock."""
-        if not len(self._clocks):
+        if not self._clocks.is_fine:
             return record
         at = self._clocks.corrected(record.at, inventory)
         return record if at is record.at else replace(record, at=at)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -275,6 +275,7 @@ class _Guard:
         return None
 
     def _taken(self, action: Action) -> set[Subject]:
+        """What an action takes while it runs: all nodes of the jobs that it stops, too."""
         if not traits_of(action.kind).takes_capacity:
             return set()
         # a cordon or a taint keeps pods off the whole node, also where the target is one of its GPUs
@@ -282,11 +283,17 @@ class _Guard:
         found = {gpu for subject in whole for gpu in self._inventory.gpus(subject, self._at_s)}
         return found | {Subject(_K.GPU, name) for name in action.blast_radius.gpus}
 
+    def _held(self, action: Action) -> set[Subject]:
+        """What an action that has ended keeps out of use: the jobs that it stopped may run again elsewhere."""
+        radius = replace(action.blast_radius, jobs=(), pods=())
+        return self._taken(replace(action, blast_radius=radius))
+
     def _out(self, begun: list[Commitment], unavailable: frozenset[Subject]) -> set[Subject]:
         out = {gpu for s in unavailable for gpu in self._inventory.gpus(s, self._at_s)}
         for commitment in begun:
             if commitment.released_s is None and not self._takes_work_again(commitment):
-                out |= self._taken(commitment.action)
+                ended = commitment.ended_s is not None
+                out |= self._held(commitment.action) if ended else self._taken(commitment.action)
         return out
 
     def _takes_work_again(self, commitment: Commitment) -> bool:

@@ -234,7 +234,10 @@ def deliver(
     folder: Annotated[Path, typer.Option(help="folder of definitions in FlashInfer-Bench's format")],
     key: Annotated[list[Path], typer.Option(help="trusted public key (repeatable)")],
 ) -> None:
-    """Write certified serving kernels as a Hugging Face kernel repository, and as FlashInfer-Bench's solutions."""
+    """Write certified serving kernels as a Hugging Face kernel repository, and as FlashInfer-Bench's solutions.
+
+    A kernel that its baseline outran is not written: there the server's own way is better.
+    """
     from nightshift.kernels.apply import hub
     from nightshift.kernels.certification.envelope import CertificateError
     from nightshift.kernels.problem import ProblemError
@@ -248,6 +251,10 @@ def deliver(
         definitions, found = definitions_in(folder)[0], []
         for path in paths:
             found += hub.deliveries([json.loads(path.read_text())], trusted, definitions)
+        for one in found:
+            if one.slower:
+                typer.echo(f"{one.definition.name}: not written, it is slower than its baseline")
+        found = [one for one in found if not one.slower]
         path = output
         package = hub.write(output, found)
     except (CertificateError, ProblemError, OSError, ValueError) as error:

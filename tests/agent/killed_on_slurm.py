@@ -116,7 +116,7 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
             os.kill(os.getpid(), signal.SIGKILL)
 
     clock = FileClock(home / "now")
-    settings = SlurmActuatorSettings(**access, check_command=("true",))
+    settings = SlurmActuatorSettings(access=access, check_command=("true",))
     client = MortalClient(SlurmAccess(**access), home, kill_at)
     actuator = SlurmActuator(settings, client, now_s=clock.now_s)
     target = {A.RESTART_JOB: Subject(K.JOB, f"root/{job}"), A.QUARANTINE_GPU: Subject(K.GPU, "GPU-1")}.get(

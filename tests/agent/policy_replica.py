@@ -20,6 +20,7 @@ from nightshift.agent.settings import Settings
 from nightshift.collectors.subject import Inventory, Subject
 from nightshift.collectors.tick import Batch
 from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeStatus
+from nightshift.controllers.power import shield
 from tests.agent.control.test_policy_path import CRITERIA, WINDOW_S, Fleet
 
 
@@ -70,6 +71,7 @@ def serve(orders: Connection, calls: Connection, settings: dict[str, Any], now_s
     """Obeys ("look", Unix s) → (leads, mode), ("die",) or ("live",) → None, ("stop",) → None until told to stop."""
     fleet = Far(calls)
     nodes, eyes, clock = Nodes(fleet), Eyes(fleet), SteppedClock(now_s)
+    shield.DWELL_S = 0.0
     app_module.build_collectors = lambda *_: [eyes]  # type: ignore[assignment,list-item]
     app = App(Settings(**settings), clock=clock)
     app.policies.gate.criteria = CRITERIA

@@ -20,7 +20,10 @@ from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 
 LEAVES = {path: where for path, where in REMOVED.items() if where != BLOCK}
 # Entries of lists and these blocks need other fields beside them.
-BLOCKS = ("sources.", "actuators.", "power.nodes.", "console.oidc.", "outlets.", "slack.quiet_hours.")
+BLOCKS = (
+    *("sources.", "actuators.", "power.nodes.", "power.kubernetes.", "kubernetes.", "console.oidc.", "outlets."),
+    "slack.quiet_hours.",
+)
 FIELDS = st.sampled_from(sorted(path for path in LEAVES if not path.startswith(BLOCKS)))
 
 
@@ -127,10 +130,12 @@ def test_a_removed_part_in_a_file_is_named_with_its_record_and_the_rest_counts(t
     path.write_text(
         "detectors:\n  disabled: [multivariate, hang]\n  multivariate:\n    model: h200\n    rate_per_1000: 5\n"
         "budget:\n  drain_share: 0.2\nllm:\n  max_per_hour: 20\nguard:\n  domain_rate: 6\n"
+        "collect_timeout_s: 9\n"
     )
     settings = load(path)
     assert settings.detectors.disabled == {"hang"}  # type: ignore[attr-defined]
     assert [warning.partition(": removed; ")[0] for warning in settings.warnings] == [
+        f"{path}:12: collect_timeout_s",
         f"{path}:2: detectors.disabled[0]",
         f"{path}:3: detectors.multivariate",
         f"{path}:7: budget.drain_share",
@@ -142,13 +147,23 @@ def test_a_removed_part_in_a_file_is_named_with_its_record_and_the_rest_counts(t
         assert any(record in warning for warning in settings.warnings)
 
 
+def test_a_former_setting_of_a_named_entry_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("kubernetes:\n  prod:\n    kubeconfig: /k\n    timeout_s: 30\n")
+    settings = load(path)
+    assert settings.kubernetes["prod"].kubeconfig == Path("/k")
+    (warning,) = settings.warnings
+    assert warning.startswith(f"{path}:4: kubernetes.prod.timeout_s: ")
+    assert "10.0" in warning
+
+
 def test_a_removed_detector_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHTSHIFT_DETECTORS__MULTIVARIATE__MODEL", "h200")
     (warning,) = load().warnings
     assert warning.startswith("detectors.multivariate: removed; ")
 
 
-KUBE = {"kubeconfig": "/k", "context": "c", "timeout_s": 7.0}
+KUBE = {"kubeconfig": "/k", "context": "c"}
 AGENTS = {**KUBE, "namespace": "ops", "selector": "app=agent", "port": 9500, "certificate_name": "{pod}"}
 LABELS = {"gpu_resource": "amd.com/gpu", "rack_label": "rack"}
 DRAINS = {
@@ -160,6 +175,7 @@ DRAINS = {
     "save_wait_s": 1.0,
     "cordon_claims": ["mine"],
 }
+SLURMS = {"commands": "/opt/slurm/bin", "slurm_conf": "/opt/slurm/etc/slurm.conf"}
 HTTP = {"http": {"bearer_token_file": "/t", "headers": {"X-Scope-OrgID": "a"}}}
 WORKLOAD = {"workload": {"pod_pattern": "(?P<job>.+)-x"}}
 PAGES = {"urls": ["http://n1:1/m"], "nodes": {"http://n1:1/m": "n1"}, **HTTP}
@@ -181,6 +197,7 @@ FORMER: dict[str, Any] = {
         {"type": "kubernetes_events", **KUBE},
         {"type": "nvml", "node": "n1"},
         {"type": "kernel_log", "node": "n1"},
+        {"type": "slurm", **SLURMS},
     ],
     "actuators": [
         {"type": "kubernetes", **DRAINS},
@@ -194,8 +211,9 @@ FORMER: dict[str, Any] = {
             "gpu_resource": "amd.com/gpu",
             "pull_secrets": ["p"],
         },
+        {"type": "slurm", **SLURMS},
     ],
-    "scheduling": {**KUBE, **LABELS, "opted_in": ["ml"]},
+    "scheduling": {**KUBE, **LABELS, "opted_in": ["ml"], "gpu_watts": 450.0},
     "detectors": {"hang": {"enabled": False}, "xid": {"enabled": "true"}},
     "election": {"kubeconfig": "/k", "context": "c"},
     "llm": {"temperature": 0.2},

@@ -66,7 +66,7 @@ def faults(folder: Path, exporter: Capped, exporters: list[Exporter]) -> set[Fau
     ]
     clock = SteppedClock(START_S)
     app = App(
-        Settings(**(values(folder / "state") | {"sources": sources, "tick_s": LOOK_S, "collect_timeout_s": 14.0})),
+        Settings(**(values(folder / "state") | {"sources": sources, "tick_s": LOOK_S})),
         clock=clock,
     )
     try:

@@ -157,10 +157,8 @@ def test_every_setting_is_described() -> None:
 
 def test_what_of_slurm_this_machine_lacks_is_a_warning(tmp_path: Path) -> None:
     """No error: the file may be checked on another machine."""
-    entry = {"type": "slurm", "commands": str(tmp_path), "slurm_conf": str(tmp_path / "slurm.conf")}
-    found = Settings(sources=(entry,), actuators=(entry,)).warnings
-    assert [warning.partition(": ")[0] for warning in found] == [
-        *("sources[0].commands", "sources[0].slurm_conf"),
-        *("actuators[0].commands", "actuators[0].slurm_conf"),
-    ]
+    entry, slurm = {"type": "slurm"}, {"commands": str(tmp_path), "conf": str(tmp_path / "slurm.conf")}
+    assert Settings(slurm=slurm).warnings == ()
+    found = Settings(slurm=slurm, sources=(entry,), actuators=(entry,)).warnings
+    assert [warning.partition(": ")[0] for warning in found] == ["slurm.commands", "slurm.conf"]
     assert f"no scontrol, sinfo, squeue in {tmp_path}" in found[0]

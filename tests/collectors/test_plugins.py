@@ -34,7 +34,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "kubernetes": lambda folder: {"access": {"kubeconfig": folder / "absent"}},
     "kubernetes_events": lambda folder: {"access": {"kubeconfig": folder / "absent"}},
     "nvml": lambda _: {"node": "n1"},
-    "slurm": lambda folder: {"commands": folder / "absent"},
+    "slurm": lambda folder: {"access": {"commands": folder / "absent"}},
     "recording": lambda folder: {"path": folder / "absent"},
     "training_logs": lambda folder: {"directory": str(folder / "absent")},
 }

@@ -258,16 +258,17 @@ def test_each_failure_has_a_reason_and_says_what_to_do(
     stand_in: Any, text: str, reason: Reason, advice: str
 ) -> None:
     access = stand_in(scontrol=_says(text), sinfo=_says(text), squeue=_says(text))
-    batch = SlurmCollector(SlurmSettings(**access.model_dump())).collect(1.0, Inventory(), 5.0)
+    batch = SlurmCollector(SlurmSettings(access=access)).collect(1.0, Inventory(), 5.0)
     assert [(s.ok, s.reason) for s in batch.sources] == [(False, reason)] * 2
     assert all(advice in s.detail for s in batch.sources)
     assert batch.logs == [], "a source that is away says nothing of any node"
 
 
 def test_missing_commands_are_named() -> None:
-    batch = SlurmCollector(SlurmSettings(commands=Path("/nowhere"))).collect(1.0, Inventory(), 5.0)
+    nowhere = SlurmSettings(access=SlurmAccess(commands=Path("/nowhere")))
+    batch = SlurmCollector(nowhere).collect(1.0, Inventory(), 5.0)
     assert batch.sources[0].reason is Reason.NOT_FOUND
-    assert "install Slurm's commands, or set `commands`" in batch.sources[0].detail
+    assert "install Slurm's commands, or set `slurm.commands`" in batch.sources[0].detail
 
 
 def test_a_slurm_without_json_is_read_as_text_and_says_so(stand_in: Any) -> None:
@@ -278,7 +279,7 @@ def test_a_slurm_without_json_is_read_as_text_and_says_so(stand_in: Any) -> None
         sinfo=no_json,
         squeue=f'case "$*" in *--json*) {no_json};; esac',
     )
-    batch = SlurmCollector(SlurmSettings(**access.model_dump())).collect(1.0, Inventory(), 5.0)
+    batch = SlurmCollector(SlurmSettings(access=access)).collect(1.0, Inventory(), 5.0)
     assert [(s.ok, s.samples) for s in batch.sources] == [(True, 4), (True, 4)]
     assert "read as text" in batch.sources[0].detail
 
@@ -302,7 +303,7 @@ def test_a_node_that_slurm_gives_no_work_counts_against_the_guards_limits(stand_
     record = "NodeName={} Gres=gpu:8\\n   State={} X=1\\n   BootTime=1795740000\\n\\n"
     text = "".join(record.format(f"n{n}", states if n == 1 else "IDLE") for n in range(1, 5))
     access = stand_in(scontrol=f"case \"$*\" in *version*) echo slurm 20.11.9;; *) printf '{text}';; esac")
-    collector = SlurmCollector(SlurmSettings(**access.model_dump()))
+    collector = SlurmCollector(SlurmSettings(access=access))
     collector._client.without_json = "as asked"
     inventory = Inventory()
     for n in range(1, 5):
@@ -318,7 +319,7 @@ def test_a_node_that_slurm_gives_no_work_counts_against_the_guards_limits(stand_
 def test_a_cluster_without_nodes_is_no_data(stand_in: Any) -> None:
     """What PrivateData=nodes makes of it for an account that may not see them."""
     access = stand_in(scontrol='case "$*" in *version*) echo slurm 20.11.9;; esac', squeue="exit 1")
-    collector = SlurmCollector(SlurmSettings(**access.model_dump()))
+    collector = SlurmCollector(SlurmSettings(access=access))
     collector._client.without_json = "as asked"
     (nodes, _) = collector.collect(1.0, Inventory(), 5.0).sources
     assert (nodes.ok, nodes.reason) == (False, Reason.NOT_FOUND)
@@ -362,7 +363,7 @@ def test_a_cluster_is_seen_as_it_is(slurm: SlurmLab) -> None:
     for index, gpu in enumerate(gpus):
         inventory.observe(gpu, Subject(K.NODE, "n1"), now_s - 100)
         inventory.describe(gpu, index=str(index))
-    collector = SlurmCollector(SlurmSettings(**slurm.access.model_dump()))
+    collector = SlurmCollector(SlurmSettings(access=slurm.access))
     collector.collect(now_s - 10, inventory, 5.0)
     number = slurm.run("--nodelist=n1,n2", "--gres=gpu:2", nodes=2, gpus=2)
     slurm.drain_as_person("n3", "Kühlung — 修理中")
@@ -389,7 +390,7 @@ def test_a_cluster_is_seen_as_it_is(slurm: SlurmLab) -> None:
 def test_how_jobs_end_becomes_findings(slurm: SlurmLab) -> None:
     """An exit code, a time limit of a requeued job and a node that is down, through the detector of clusters."""
     inventory, now_s = Inventory(), time.time()
-    collector, detector = SlurmCollector(SlurmSettings(**slurm.access.model_dump())), ClusterFaults()
+    collector, detector = SlurmCollector(SlurmSettings(access=slurm.access)), ClusterFaults()
     detector.update(_tick(collector, inventory, now_s), inventory)
     failed = slurm.submit(script="exit 3")
     again = slurm.run("--nodelist=n2")
@@ -418,7 +419,7 @@ def test_a_node_of_slinky_is_the_kubernetes_node_and_counts_once(slurm: SlurmLab
     inventory.describe(node, uid="u-1", unschedulable="false", ready="true")
     comment = '{"namespace":"slurm","podName":"gpu-0","node":"worker-a"}'
     slurm.call("scontrol", "update", "nodename=n1", f"comment={comment}")
-    collector = SlurmCollector(SlurmSettings(**slurm.access.model_dump()))
+    collector = SlurmCollector(SlurmSettings(access=slurm.access))
     collector.collect(now_s, inventory, 5.0)
     assert [s.name for s in inventory.subjects(K.NODE, now_s)] == ["n2", "n3", "n4", "worker-a"]
     assert inventory.fact(node, "site_node") == "n1"
@@ -429,7 +430,7 @@ def test_a_node_of_slinky_is_the_kubernetes_node_and_counts_once(slurm: SlurmLab
 
 
 def test_a_controller_that_is_away_is_no_data_and_comes_back(slurm: SlurmLab) -> None:
-    collector, inventory = SlurmCollector(SlurmSettings(**slurm.access.model_dump())), Inventory()
+    collector, inventory = SlurmCollector(SlurmSettings(access=slurm.access)), Inventory()
     assert collector.collect(1.0, inventory, 5.0).sources[0].ok
     slurm.plan("expired", 9)
     batch = collector.collect(2.0, inventory, 5.0)
@@ -457,7 +458,7 @@ def test_an_expired_credential_is_named_by_a_real_slurm(slurm: SlurmLab) -> None
     slurm.freeze("slurmctld")
     threading.Timer(3.0, lambda: slurm.freeze("slurmctld", frozen=False)).start()
     with pytest.raises(SlurmSilent, match="expired or foreign munge credential"):
-        SlurmClient(SlurmAccess(slurm_conf=short)).node("n1")
+        SlurmClient(SlurmAccess(conf=short)).node("n1")
 
 
 def test_a_node_that_is_unknown_is_refused(slurm: SlurmLab) -> None:

@@ -81,6 +81,15 @@ def test_a_node_that_a_person_uncordoned_does_not_count_for_good(
     assert rule(action(A.CORDON, "node:n7"), standing, inventory, 9e5, Settings()).allowed is allowed
 
 
+def test_an_action_that_has_ended_holds_its_node_and_not_the_job_that_it_stopped() -> None:
+    """The job runs again elsewhere: counted as long as the node is out, a few drains would forbid every other."""
+    drain = replace(action(A.DRAIN, "node:n0"), blast_radius=BlastRadius(("n0",), (), ("ml/j0",)))
+    limits = Settings(cluster_fraction=0.2)
+    assert rule(action(A.CORDON, "node:n7"), [done(drain, 0.0)], FLEET, 9e5, limits).allowed
+    under_way = rule(action(A.CORDON, "node:n7"), [Commitment(drain, 0.0)], FLEET, 9e5, limits)
+    assert under_way.limit is Limit.CLUSTER_CAPACITY
+
+
 def test_what_people_took_out_counts_too() -> None:
     out = frozenset({Subject(K.NODE, "n0"), Subject(K.GPU, "GPU-1-1")})
     ruling = rule(action(A.CORDON, "node:n7"), [], FLEET, 0.0, Settings(), out)

@@ -27,7 +27,7 @@ def test_a_drill_that_no_one_answers_pages_escalates_and_ends_by_itself(tmp_path
     (tmp_path / "key").write_text(ROUTING_KEY)
     with Chat() as chat, Pagers() as pagers:
         slack = slack_configuration(chat, tmp_path)
-        slack["slack"] = {**slack["slack"], "remind_s": 30.0, "escalate_s": 60.0}  # type: ignore[dict-item]
+        slack["slack"] = {**slack["slack"], "escalate_s": 60.0}  # type: ignore[dict-item]
         outlets = {
             "pages": [{"outlet": "pagerduty"}],
             "pagerduty": {"routing_key_file": str(tmp_path / "key"), "url": pagers.url},

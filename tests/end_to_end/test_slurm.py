@@ -53,10 +53,10 @@ def drained_after_approval(lab: SlurmLab, folder: Path) -> dict[str, Any]:
         "replica": "replica-0",
         "console": {"port": 0},
         "tick_s": 20.0,  # of a clock that runs 20 times as fast
-        "collect_timeout_s": 80.0,
         "guard": {"cluster_fraction": 0.5},
-        "sources": [{"type": "dcgm_exporter", "urls": [telemetry.url]}, {"type": "slurm", **access}],
-        "actuators": [{"type": "slurm", **access}],
+        "sources": [{"type": "dcgm_exporter", "urls": [telemetry.url]}, {"type": "slurm"}],
+        "actuators": [{"type": "slurm"}],
+        "slurm": access,
     }
     daemon = Daemon(folder / "replica", clock_of(folder), values)
     try:

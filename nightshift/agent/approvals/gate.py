@@ -43,6 +43,9 @@ _PENDING = (_S.AWAITING_APPROVAL, *_DECIDED)
 _NAMED = 5
 CONFIRM_AFTER_S = 1.0
 """A second click on a contested plan confirms it from this time on (s)."""
+VALID_S = 3600.0
+"""An approval counts for this long (s), and never beyond the plan's own end (`economy.expires_s`), which sites set:
+a person approved one state of the world, and an hour later that is another."""
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
 
@@ -166,7 +169,7 @@ class Gate:
 
     def grant(self, action: Action, by: Person, now_s: float) -> Approval:
         """A person's approval of exactly this plan, as it is stored."""
-        expires_s = min(action.expires_at_s, now_s + self.policy.valid_s)
+        expires_s = min(action.expires_at_s, now_s + VALID_S)
         return Approval(by.identity, by.role, by.channel, action.plan_sha256, now_s, expires_s, by.groups)
 
     def counting(self, approvals: Iterable[Approval], namespaces: Collection[str], now_s: float) -> list[Approval]:
@@ -212,7 +215,7 @@ class Gate:
             return False
         if rule_for(action, self.policy) is not ApprovalRule.AUTOMATIC or self.halted().halted:
             return False
-        expires_s = min(action.expires_at_s, now + self.policy.valid_s)
+        expires_s = min(action.expires_at_s, now + VALID_S)
         approval = Approval(POLICY, Role.APPROVER, POLICY, action.plan_sha256, now, expires_s)
         move = IncidentMove(Cause.APPROVED, POLICY, f"{action.kind} is automatic by policy", incident.version)
         try:

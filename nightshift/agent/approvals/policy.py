@@ -115,9 +115,6 @@ class ApprovalSettings(BaseModel):
     wide: ApprovalRule = Field(
         default=ApprovalRule.TWO, description="Rule of a wide plan, where it is stricter than its kind's."
     )
-    valid_s: float = Field(
-        default=3600.0, gt=0, description="An approval counts for this long, and never beyond the plan's expiry."
-    )
     fresh_sign_in: frozenset[ActionKind] = Field(
         default=kinds_where(lambda row: row.fresh_sign_in),
         description="Action kinds that require a fresh sign-in of the approver.",

@@ -196,6 +196,8 @@ def load(settings: PowerSettings) -> PolicyFile | None:
         raise Permanent(f"power.policy_keys: {error}") from error
 
 
+LOWEST_MW = 200_000
+"""Lowest limit of a GPU whose node has not answered: that of an H100, an H200 and a B200."""
 _KEPT_S = 3600.0
 """For which a gang's belief outlives the last sight of its job."""
 _WORKLOADS = 1000
@@ -203,11 +205,12 @@ _WORKLOADS = 1000
 
 
 def power_range(settings: PowerSettings, window: GpuWindow, status: Mapping[str, NodeStatus]) -> tuple[int, int]:
-    """Lowest and highest limit of a GPU (mW): as its node says, else as it is configured."""
+    """Lowest and highest limit of a GPU (mW): as its node says; of a node that has not answered, `power.max_w`."""
     node = status.get(window.node)
     if node is not None and window.uuid in node.gpus:
         return node.gpus[window.uuid].min_mw, node.gpus[window.uuid].max_mw
-    return int(settings.min_w * 1000), int(settings.max_w * 1000)
+    highest_mw = int(settings.max_w * 1000)
+    return min(LOWEST_MW, highest_mw), highest_mw
 
 
 def seen_age_s(read_s: float, now_s: float, stale_s: float) -> float:

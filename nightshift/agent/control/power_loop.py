@@ -106,7 +106,6 @@ class GangClocks:
         beliefs: Mapping[str, Belief],
         statuses: Mapping[str, NodeStatus],
         granted: Mapping[str, bool],
-        s: shield.Settings,
     ) -> None:
         """Takes a window in: what was read of every GPU's clock."""
         self._top |= {u: g.max_clock_mhz for node in statuses.values() for u, g in node.gpus.items()}
@@ -125,7 +124,7 @@ class GangClocks:
             for gpu in gpus
         ]
         by_hand = frozenset().union(*(node.clocks_by_hand for node in statuses.values()))
-        self.memory = clocks.observe(self._seen, self.memory, granted, s, by_hand)
+        self.memory = clocks.observe(self._seen, self.memory, granted, by_hand)
 
     def believe(self, beliefs: Mapping[str, Belief], windows: Mapping[str, list[GpuWindow]]) -> dict[str, Belief]:
         """Beliefs of all gangs, each on its lever; a power gang whose phase changed on the clock begins anew."""
@@ -188,7 +187,7 @@ class GangClocks:
         return lock_mhz / one.max_mhz if kept else math.nan
 
     def decide(
-        self, decided: Mapping[str, Decided], limits: shield.LimitMemory, now_s: float, s: shield.Settings
+        self, decided: Mapping[str, Decided], limits: shield.LimitMemory, now_s: float
     ) -> Mapping[str, Decided]:
         """Asks the clocks' shield; decisions with what it said. `limits` after the limits' shield."""
         if self._bank is None:
@@ -198,7 +197,7 @@ class GangClocks:
         wishes = {job: float(LEVELS[made.level]) for job, made in on.items()}
 
         def ask(wanted: Mapping[str, float]) -> clocks.ClockOrders:
-            return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s)
+            return clocks.decide(self._seen, wanted, self.memory, limits, now_s)
 
         orders = ask(wishes)
         # all gangs' other arm in one question: clocks have no common budget, so no gang moves another
@@ -524,7 +523,7 @@ class PowerLoop:
             other = {gpu.job: levels[gpu.job] for gpu in near if gpu.job} | {job: level}
             return self._wished(decided, other, self._divided(seen, decided, other, near, now_s), near, now_s)
 
-        for made in self._clocks.decide(decided, orders.memory, now_s, limits).values():
+        for made in self._clocks.decide(decided, orders.memory, now_s).values():
             found.receipts.append(self._receipt(made, asked, instead))
         self._telling.keep()
         if self._nodes is not None:
@@ -570,7 +569,7 @@ class PowerLoop:
         self._beliefs.forget(now_s)
         gpus = self._gpus(windows, told, beliefs, now_s)
         if self._clocks.on:
-            self._clocks.observe(gpus, windows, beliefs, told, self._granted, s.shield)
+            self._clocks.observe(gpus, windows, beliefs, told, self._granted)
             beliefs = self._clocks.believe(beliefs, gangs)
             gpus = self._gpus(windows, told, beliefs, now_s)  # anew: a gang's slowdown may be its clock's
         self._give_back(gpus)

@@ -23,6 +23,8 @@ from nightshift.collectors.tick import Batch
 # Beyond the timeout that a collector was given, so that it can say itself which of its sources was late: this
 # module only knows all of them.
 _GRACE_S = 0.25
+LEAST_PATIENCE_S = 4.0
+"""A page of a busy exporter takes seconds however often it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class _Worker:
                     for s in known
                 ]
             )
+
+
+def patience_s(tick_s: float) -> float:
+    """A source that takes longer than this has no data (s): most of the time until the next look."""
+    return max(LEAST_PATIENCE_S, 0.8 * tick_s)
 
 
 class Collection:

@@ -122,8 +122,9 @@ def _stamp(summary: IncidentSummary) -> tuple[object, ...]:
 
 
 HOUSEKEEPING_S = 60.0
-STATE_BYTES_PER_S, STATE_BYTES_A_LOOK = 500_000.0, 32 * 2**20
-"""Of one detector's state over time; of all in one look, though a larger one is written whole."""
+STATE_BYTES_PER_S, STATE_BYTES_A_LOOK = 5_000.0, 32 * 2**20
+"""Of one detector's state over time, so that a GPU costs the same in all clusters past some thousand GPUs; of all
+in one look, though a larger one is written whole."""
 FORGET_AT_MOST_S = 600.0
 """A crash costs a detector at most so much of what it learned."""
 DAY_S = 86_400.0

@@ -329,7 +329,8 @@ class Lifecycle:
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self.advance(self._parts.clock.now_s()) == 0 and not self._running:
+            # what is due is a query, and worth none while a stage runs: that comes first
+            if not self._running and self.advance(self._parts.clock.now_s()) == 0 and not self._running:
                 return True
             time.sleep(0.02)
         return False

@@ -89,24 +89,6 @@ MAX_TOOL_CALLS = 24
 MAX_ANSWER_TOKENS = 2_000
 
 
-class FallbackModel(BaseModel):
-    """A model that is asked where the one before it fails."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    provider: str = Field(pattern="^[a-z][a-z0-9_]{1,40}$", description="As `llm.provider`")
-    model: str = Field(min_length=1, description="The model's name, as its server knows it")
-    base_url: str = Field(default="", description="The server's address; empty: the provider's own")
-    api_key_file: Path | None = Field(default=None, description="File that holds the key; none: no key is sent")
-    options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Further arguments of the provider's client"
-    )
-
-    @property
-    def address(self) -> str:
-        return self.base_url or _BASE_URL.get(self.provider, "")
-
-
 class ModelSettings(BaseModel):
     """Which language model may look at an incident's evidence, and within what limits. Off by default."""
 
@@ -127,9 +109,6 @@ class ModelSettings(BaseModel):
     )
     embeddings: str = Field(
         "", description="Embedding model at the same server, to find runbooks by meaning too; empty: by words alone"
-    )
-    fallbacks: tuple[FallbackModel, ...] = Field(
-        (), description="Models that are asked in turn where the first one fails"
     )
     requests_per_minute: float | None = Field(
         default=None, gt=0, description="Most requests in a minute, of all incidents together; none: no limit"
@@ -288,15 +267,13 @@ class Model:
                 self._lacks |= lacks
 
     def _chat(self, tools: Sequence[Any], timeout_s: float) -> Any:
-        """The client with its tools, and the fallbacks behind it."""
+        """The client with its tools."""
         if self.settings.requests_per_minute is not None and self._limiter is None:
             from langchain_core.rate_limiters import InMemoryRateLimiter
 
             self._limiter = InMemoryRateLimiter(requests_per_second=self.settings.requests_per_minute / 60)
-        models: list[ModelSettings | FallbackModel] = [self.settings, *self.settings.fallbacks]
-        chats = [connect(one, timeout_s, self._limiter, self._lacks) for one in models]
-        bound: list[Any] = [chat.bind_tools(list(tools)) for chat in chats] if self._takes(tools) else list(chats)
-        return bound[0].with_fallbacks(bound[1:]) if bound[1:] else bound[0]
+        chat = connect(self.settings, timeout_s, self._limiter, self._lacks)
+        return chat.bind_tools(list(tools)) if self._takes(tools) else chat
 
     def _takes(self, tools: Sequence[Any]) -> bool:
         return bool(tools) and "tool" not in self._lacks
@@ -318,8 +295,8 @@ class Model:
 
     def _cache(self) -> dict[str, Any]:
         """Anthropic caches a prompt where it is asked to; the others do by themselves, or not at all."""
-        alone = self.settings.provider == "anthropic" and not self.settings.fallbacks
-        return {"cache_control": {"type": "ephemeral"}} if alone and "cache" not in self._lacks else {}
+        asks = self.settings.provider == "anthropic" and "cache" not in self._lacks
+        return {"cache_control": {"type": "ephemeral"}} if asks else {}
 
 
 def _lacking(error: Exception, tools: bool) -> set[str]:
@@ -341,7 +318,7 @@ def _lacking(error: Exception, tools: bool) -> set[str]:
 
 
 def connect(
-    settings: ModelSettings | FallbackModel,
+    settings: ModelSettings,
     timeout_s: float,
     limiter: Any = None,
     without: Iterable[str] = (),
@@ -406,7 +383,7 @@ def embedding(settings: ModelSettings, timeout_s: float) -> Callable[[Sequence[s
     return vectors
 
 
-def _key(settings: ModelSettings | FallbackModel) -> str:
+def _key(settings: ModelSettings) -> str:
     if settings.api_key_file is None:
         return ""
     try:

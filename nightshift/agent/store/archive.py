@@ -34,6 +34,10 @@ _LIGHT = (
     *("incident", "episode", "detector", "fault", "subject"),
     *("severity", "state", "since_s", "last_seen_s"),
 )
+_SHOWN = (
+    *("number", "state", "title", "severity", "opened_s", "updated_s", "clear_since_s", "attempt", "version"),
+    *("cause", "action_kind", "plan_sha256", "expires_s"),
+)
 _MOST_WORDS = 8
 # SQLite takes 32,766 variables in one query; PostgreSQL 65,535.
 _MANY = 5_000
@@ -109,7 +113,15 @@ class Archive:
         told = None if diagnosis is None else load(Diagnosis, diagnosis)
         reading = None if read is None else load(Reading, read)
         return Incident(
-            **_head(row),
+            id=name_of(row.number),
+            state=_STATES[row.state],
+            severity=_SEVERITIES[row.severity],
+            title=row.title,
+            opened_s=row.opened_s,
+            updated_s=row.updated_s,
+            clear_since_s=row.clear_since_s,
+            attempt=row.attempt,
+            version=row.version,
             entered_s=row.entered_s,
             findings=tuple(
                 StoredFinding(load(Finding, f.body), State(f.state), f.last_seen_s, f.changed_s) for f in found
@@ -172,7 +184,7 @@ class Archive:
         # exhibits are most of a finding's bytes, and no list shows them
         light = [findings.c[name] for name in _LIGHT]
         with self.database.read() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query.with_only_columns(*(incidents.c[name] for name in _SHOWN))).all()
             if not rows:
                 return []
             # the query again, inside the next two: thousands of numbers need not travel back as variables
@@ -181,7 +193,7 @@ class Archive:
                 sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
             ).all()
             touched = _namespaces(connection, tenancies.c.incident.in_(chosen))
-        of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
+        of: dict[int, list[FindingSummary]] = {row[0]: [] for row in rows}
         for incident, episode, detector, fault, subject, severity, state, since_s, last_seen_s in found:
             of[incident].append(
                 FindingSummary(
@@ -189,7 +201,7 @@ class Archive:
                     _FINDING_STATES[state], since_s, last_seen_s,
                 )
             )  # fmt: skip
-        return [_summary(row, tuple(of[row.number]), tuple(touched.get(row.number, ()))) for row in rows]
+        return [_summary(row, tuple(of[row[0]]), tuple(touched.get(row[0], ()))) for row in rows]
 
     def open_incidents(self) -> list[IncidentSummary]:
         """Summaries of all that are not resolved, newest first."""
@@ -222,25 +234,15 @@ def _conditions(wanted: IncidentQuery) -> list[sa.ColumnElement[bool]]:
     return found
 
 
-def _head(row: Any) -> dict[str, Any]:
-    """What an incident and its summary have alike."""
-    return {
-        "id": name_of(row.number), "state": _STATES[row.state], "severity": _SEVERITIES[row.severity],
-        "title": row.title, "opened_s": row.opened_s, "updated_s": row.updated_s,
-        "clear_since_s": row.clear_since_s, "attempt": row.attempt, "version": row.version,
-    }  # fmt: skip
-
-
 def _summary(row: Any, found: tuple[FindingSummary, ...], touched: tuple[str, ...]) -> IncidentSummary:
+    # unpacked: a look-up of each column by name is slow
+    number, state, title, severity, opened_s, updated_s, clear_since_s, attempt, version, *plan = row
+    cause, action_kind, plan_sha256, expires_s = plan
     return IncidentSummary(
-        **_head(row),
-        cause=None if row.cause is None else _FAULTS[row.cause],
-        action_kind=None if row.action_kind is None else _ACTIONS[row.action_kind],
-        plan_sha256=row.plan_sha256,
-        expires_s=row.expires_s,
-        findings=found,
-        namespaces=touched,
-    )
+        name_of(number), _STATES[state], title, _SEVERITIES[severity], opened_s, updated_s, clear_since_s, attempt,
+        version, None if cause is None else _FAULTS[cause], None if action_kind is None else _ACTIONS[action_kind],
+        plan_sha256, expires_s, found, touched,
+    )  # fmt: skip
 
 
 def step_of(row: Any) -> HistoryStep:

@@ -96,6 +96,10 @@ def named(name: str) -> str:
     return name
 
 
+ANSWER_S = 10.0
+"""Longest wait for one answer of the API server (s), beside the time that its length takes."""
+
+
 class AccessSettings(BaseModel):
     """One identity at one API server."""
 
@@ -103,7 +107,6 @@ class AccessSettings(BaseModel):
 
     kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
     context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
-    timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
     namespaces: tuple[str, ...] = Field(
         (), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all"
     )
@@ -120,7 +123,7 @@ class KubeApi:
     answer is long: a drip of a byte now and then keeps nobody."""
 
     def __init__(
-        self, transport: Transport, *, timeout_s: float = 10.0, renew: Callable[[], Transport] | None = None
+        self, transport: Transport, *, timeout_s: float = ANSWER_S, renew: Callable[[], Transport] | None = None
     ) -> None:
         """`renew` makes another transport from what the files say now: after a 401 or a failed TLS handshake, since
         tokens, kubeconfigs and authorities are replaced in their files."""
@@ -133,7 +136,7 @@ class KubeApi:
         """`within_s`: for a caller that may wait no longer, whatever its access allows."""
         kubeconfig = access.kubeconfig
         renew = of_the_pod if kubeconfig is None else partial(of_kubeconfig, kubeconfig, access.context)
-        return cls(renew(), timeout_s=min(access.timeout_s, within_s), renew=renew)
+        return cls(renew(), timeout_s=min(ANSWER_S, within_s), renew=renew)
 
     @property
     def host(self) -> str:

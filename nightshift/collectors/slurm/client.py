@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
+from nightshift.collectors.shared_settings import completed
 from nightshift.collectors.slurm.answers import (
     ENDED_FIELDS,
     AnswerError,
@@ -52,16 +54,19 @@ class SlurmAccess(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     commands: Path | None = Field(None, description="Folder with scontrol, sinfo and squeue; none: by PATH")
-    slurm_conf: Path | None = Field(None, description="slurm.conf; none: where the commands look for it")
+    conf: Path | None = Field(None, description="slurm.conf; none: where the commands look for it")
 
     def missing(self) -> list[str]:
         """What of it this machine does not have, without asking Slurm."""
         folder, found = self.commands and str(self.commands), []
         if none := [name for name in ("scontrol", "sinfo", "squeue") if shutil.which(name, path=folder) is None]:
             found.append(f"commands: no {', '.join(none)} in {folder or 'PATH'}")
-        if self.slurm_conf is not None and not os.access(self.slurm_conf, os.R_OK):
-            found.append(f"slurm_conf: {self.slurm_conf} cannot be read")
+        if self.conf is not None and not os.access(self.conf, os.R_OK):
+            found.append(f"conf: {self.conf} cannot be read")
         return found
+
+
+SlurmReach = Annotated[SkipJsonSchema[SlurmAccess], completed("slurm")]
 
 
 class SlurmSilent(Temporary):
@@ -247,7 +252,7 @@ class SlurmClient:
             )
         except (FileNotFoundError, PermissionError) as error:
             where = f"in {folder}" if folder is not None else "on PATH"
-            text = f"{argv[0]} is not {where}: install Slurm's commands, or set `commands`"
+            text = f"{argv[0]} is not {where}: install Slurm's commands, or set `slurm.commands`"
             raise SlurmRefused(Reason.NOT_FOUND, text) from error
 
     def _too_late(self, program: str) -> SlurmSilent:
@@ -267,7 +272,7 @@ class SlurmClient:
 
     def _environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SINFO_"))}
-        conf = {"SLURM_CONF": str(self._access.slurm_conf)} if self._access.slurm_conf else {}
+        conf = {"SLURM_CONF": str(self._access.conf)} if self._access.conf else {}
         return {**kept, **conf, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 
     def _failure(self, program: str, said: str) -> Exception:

@@ -22,12 +22,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+from pydantic import BaseModel, ConfigDict
+
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.kubernetes.states import RECENT_S, Trouble, recent, written
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.slurm import CHANGES, OURS, SLURM, STATES
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
-from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused, SlurmSilent
+from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmReach, SlurmRefused, SlurmSilent
 from nightshift.collectors.subject import (
     SITE,
     SITE_NODE,
@@ -143,8 +146,12 @@ _K = SubjectKind
 _Relations = set[tuple[Subject, Subject]]
 
 
-class SlurmSettings(SlurmAccess):
+class SlurmSettings(BaseModel):
     """Reads nodes and jobs by Slurm's own commands."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    access: SlurmReach = stated_once("slurm", SlurmAccess)
 
 
 class SlurmCollector:
@@ -154,7 +161,7 @@ class SlurmCollector:
     Settings = SlurmSettings
 
     def __init__(self, settings: SlurmSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client, self._clock = SlurmClient(settings), clock
+        self._client, self._clock = SlurmClient(settings.access), clock
         self._held: dict[str, _Relations] = {}
         self._told: dict[str, tuple[dict[str, str], tuple[Trouble, ...]]] = {}
         """By object: what its last lines said of it; absent where all was well."""

@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
-from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused
+from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmReach, SlurmRefused
 from nightshift.collectors.slurm.nodes_and_jobs import restart
 from nightshift.collectors.subject import SITE_NODE, SubjectKind
 from nightshift.controllers.action import (
@@ -73,9 +73,12 @@ _GOING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWER
 _ENDED = frozenset({"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 
 
-class SlurmActuatorSettings(SlurmAccess):
+class SlurmActuatorSettings(BaseModel):
     """Which Slurm is acted on, and what it may be asked to do."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    access: SlurmReach = stated_once("slurm", SlurmAccess)
     features: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="Features that a fault takes off its node: `{nvlink_degraded: [nvlink]}`; none: no taint",
@@ -124,7 +127,7 @@ class SlurmActuator(SiteActuator):
     def from_settings(
         cls, settings: SlurmActuatorSettings, now_s: Callable[[], float] = time.time
     ) -> SlurmActuator:
-        return cls(settings, SlurmClient(settings), now_s=now_s)
+        return cls(settings, SlurmClient(settings.access), now_s=now_s)
 
     def kinds(self) -> frozenset[ActionKind]:
         return super().kinds() - (frozenset() if self._settings.features else {_A.TAINT})

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.limits import STALE_S, Gpu, without
+from nightshift.controllers.power.limits import DWELL_S, STALE_S, Gpu, without
 
 GRID_MHZ = 15
 """Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
@@ -86,7 +86,6 @@ def observe(
     readings: Sequence[ClockReading],
     memory: ClockMemory,
     granted: Mapping[str, bool],
-    s: shield.Settings,
     by_hand: frozenset[str] = frozenset(),
 ) -> ClockMemory:
     """Reads locks back. `granted`: node → whether it said that it had carried the last lease out; `by_hand`: GPUs
@@ -95,7 +94,7 @@ def observe(
     manual = set(memory.manual | by_hand)
     for one in readings:
         node, uuid = one.gpu.node, one.gpu.uuid
-        if not _is_new(one, memory, manual, s):
+        if not _is_new(one, memory, manual):
             continue
         lock_mhz = memory.ordered_mhz.get(uuid)
         off = _off(one, lock_mhz)
@@ -122,7 +121,7 @@ def observe(
     )  # fmt: skip
 
 
-def _is_new(one: ClockReading, memory: ClockMemory, manual: Set[str], s: shield.Settings) -> bool:
+def _is_new(one: ClockReading, memory: ClockMemory, manual: Set[str]) -> bool:
     """Whether a clock of ours was read, after its last change and after the reading before."""
     uuid = one.gpu.uuid
     if uuid in manual or not one.gpu.seen_age_s <= STALE_S or not math.isfinite(one.now_mhz):
@@ -155,7 +154,6 @@ def decide(
     memory: ClockMemory,
     limits: shield.LimitMemory,
     now_s: float,
-    s: shield.Settings,
 ) -> ClockOrders:
     """What of the wishes (job → share of the highest clock; none, or 1: free) may be done now. Both memories after
     `observe`; `limits` is read, never changed."""
@@ -165,7 +163,7 @@ def decide(
     changed: dict[str, int | None] = {}
     clips: dict[str, tuple[Clip, ...]] = {}
     for job, members in gangs.items():
-        share, clip = _gang(job, members, wishes.get(job), memory, limits, now_s, s)
+        share, clip = _gang(job, members, wishes.get(job), memory, limits, now_s)
         if clip is not None:
             clips |= {one.gpu.uuid: (clip,) for one in members}
         if share is not None:
@@ -204,7 +202,6 @@ def _gang(
     memory: ClockMemory,
     limits: shield.LimitMemory,
     now_s: float,
-    s: shield.Settings,
 ) -> tuple[float | None, Clip | None]:
     """(share of the highest clock that a gang gets as a whole, 1: free, None: it stays as it is; what clipped it).
 
@@ -217,13 +214,13 @@ def _gang(
     if never is not None:
         return 1.0, None if wish >= 1.0 else Clip(never[0], wish, 1.0, never[1])
     for one in members:
-        because = shield.held(one.gpu, limits, s) or _unread(one, memory, now_s, s)
+        because = shield.held(one.gpu, limits) or _unread(one, memory, now_s)
         if because is not None:
             return None, Clip(f"clock {because[0]}", wish, None, because[1])
-    return (1.0, None) if wish >= 1.0 else _step(members, wish, memory, now_s, s)
+    return (1.0, None) if wish >= 1.0 else _step(members, wish, memory, now_s)
 
 
-def _unread(one: ClockReading, memory: ClockMemory, now_s: float, s: shield.Settings) -> tuple[str, str] | None:
+def _unread(one: ClockReading, memory: ClockMemory, now_s: float) -> tuple[str, str] | None:
     if not now_s - one.read_s <= STALE_S:  # NaN too: never read
         return "stale", f"its clock was not read for {now_s - one.read_s:.0f} s"
     if one.gpu.uuid in memory.odd:
@@ -232,14 +229,14 @@ def _unread(one: ClockReading, memory: ClockMemory, now_s: float, s: shield.Sett
 
 
 def _step(
-    members: list[ClockReading], wish: float, memory: ClockMemory, now_s: float, s: shield.Settings
+    members: list[ClockReading], wish: float, memory: ClockMemory, now_s: float
 ) -> tuple[float | None, Clip | None]:
     """How far a lock may go now: by one step, not too soon, and lower only where the last one was read back."""
     present = min(memory.ordered_mhz.get(one.gpu.uuid, one.max_mhz) / one.max_mhz for one in members)
     share = max(wish, FLOOR_SHARE, present - STEP_SHARE)
     clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
     since_s = now_s - max(memory.changed_s.get(one.gpu.uuid, -math.inf) for one in members)
-    if since_s < s.dwell_s and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:
+    if since_s < DWELL_S and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:
         return None, Clip("clock dwell", wish, None, f"changed {since_s:.0f} s ago")
     unread = [u for one in members if (u := one.gpu.uuid) in memory.ordered_mhz and u not in memory.confirmed]
     if share < present and unread:

@@ -89,7 +89,7 @@ def _lowest_levels(
 ) -> dict[str, int]:
     """Of each gang that can be moved, the level below which it cannot go: its own, or a node's fallback."""
     seen = list(gpus)
-    stuck = {gpu.job for gpu in seen if held(gpu, memory, s) is not None}  # one member holds its whole gang
+    stuck = {gpu.job for gpu in seen if held(gpu, memory) is not None}  # one member holds its whole gang
     lowest: dict[str, int] = {}
     for gpu in seen:
         if gpu.job in asks and gpu.job not in stuck:
@@ -118,7 +118,7 @@ def _scarce_racks(
             if gpu.job in ceiling:
                 cost[gpu.job] += gpu.max_mw / 100.0
             else:
-                fixed = gpu.job or held(gpu, memory, s)  # an idle one goes to its fallback
+                fixed = gpu.job or held(gpu, memory)  # an idle one goes to its fallback
                 room -= worst_mw(gpu, memory, s) if fixed else max(gpu.fallback_mw, gpu.min_mw)
         if sum(LEVELS[ceiling[job]] * 100.0 * each for job, each in cost.items()) > room:
             scarce.append((room, dict(cost)))

@@ -19,6 +19,8 @@ LOCKOUT_S = 3600.0
 # points of sweeps (Zeus) none. The error of a feed's meter belongs in its budget. Each per cent costs a rack about
 # half a point of mean throughput.
 MARGIN_SHARE = 0.01
+# A limit stays at least this long (s), unless the budget lowers it: six looks, after which its cost is seen.
+DWELL_S = 30.0
 T = TypeVar("T")
 
 
@@ -27,9 +29,6 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dwell_s: float = Field(
-        30.0, ge=0, description="A limit stays at least this long, unless the budget lowers it (s)"
-    )
     raise_w_per_min: float = Field(2000.0, gt=0, description="How fast a rack's limits may rise in sum (W/min)")
     slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
 

@@ -55,15 +55,12 @@ class PowerSettings(BaseModel):
         default_factory=dict, description="Slowdown budget by namespace, where it is not `shield.slowdown` (share)"
     )
     opted_in: SkipJsonSchema[frozenset[str]] = stated_once("trial_namespaces", frozenset)
-    min_w: float = Field(200.0, gt=0, description="Lowest limit of a GPU until its node answers (W)")
     max_w: float = Field(700.0, gt=0, description="Highest limit of a GPU until its node answers (W)")
     policy_file: Path | None = Field(None, description="Learned policy; none: the heuristic, which ships")
     policy_keys: tuple[Path, ...] = Field((), description="Public keys that a policy file may be signed by")
 
     @model_validator(mode="after")
     def _fits(self) -> PowerSettings:
-        if self.min_w > self.max_w:
-            raise ValueError(f"min_w: {self.min_w:g} W is above max_w, {self.max_w:g} W")
         seen: dict[str, str] = {}
         for name, rack in self.racks.items():
             for node in rack.nodes:

@@ -21,6 +21,7 @@ from enum import Enum, auto
 
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power.limits import (
+    DWELL_S,
     LOCKOUT_S,
     MARGIN_SHARE,
     STALE_S,
@@ -196,7 +197,7 @@ def decide(
     everyone = [gpu for members in by_rack.values() for gpu in members]
     for gpu in everyone:
         share_mw = (shares_mw or {}).get(gpu.uuid, gpu.max_mw)
-        target = _alone(gpu, wishes_mw.get(gpu.uuid), share_mw, memory, now_s, s, clips[gpu.uuid])
+        target = _alone(gpu, wishes_mw.get(gpu.uuid), share_mw, memory, now_s, clips[gpu.uuid])
         if target is not None:
             wanted[gpu.uuid] = target
     _together(everyone, wanted, memory, clips)
@@ -297,7 +298,7 @@ def _goes(gpu: Gpu, wanted: Mapping[str, int], memory: LimitMemory) -> int:
     return wanted.get(gpu.uuid, present) - present
 
 
-def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
+def held(gpu: Gpu, memory: LimitMemory) -> tuple[str, str] | None:
     """The constraint that leaves a GPU as it is, and why."""
     if gpu.uuid in memory.manual:
         return "manual", "a person set this limit"
@@ -311,10 +312,10 @@ def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
 
 
 def _alone(
-    gpu: Gpu, wish: float | None, share_mw: int, memory: LimitMemory, now_s: float, s: Settings, clips: list[Clip]
+    gpu: Gpu, wish: float | None, share_mw: int, memory: LimitMemory, now_s: float, clips: list[Clip]
 ) -> int | None:
     """The limit that the GPU's own constraints leave of the wish; None: leave it as it is."""
-    because = held(gpu, memory, s)
+    because = held(gpu, memory)
     if because is not None:
         clips.append(Clip(because[0], wish, gpu.enforced_mw, because[1]))
         return None
@@ -327,7 +328,7 @@ def _alone(
     if not gpu.min_mw <= wish <= gpu.max_mw:
         clips.append(Clip("range", wish, target, f"the GPU takes {gpu.min_mw} to {gpu.max_mw} mW"))
     since_s = now_s - memory.changed_s.get(gpu.uuid, -math.inf)
-    if target != _present(gpu, memory) and since_s < s.dwell_s and memory.ordered_mw.get(gpu.uuid) != target:
+    if target != _present(gpu, memory) and since_s < DWELL_S and memory.ordered_mw.get(gpu.uuid) != target:
         clips.append(Clip("dwell", target, gpu.enforced_mw, f"changed {since_s:.0f} s ago"))
         return None
     return target

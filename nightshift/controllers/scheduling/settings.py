@@ -33,7 +33,8 @@ class SchedulingSettings(BaseModel):
     )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="How gates are opened")
     labels: ClusterLabels = stated_once("labels", LabelSettings)
-    gpu_watts: float = Field(500.0, ge=0, description="What a GPU's start adds to its rack's draw (W)")
+    gpu_watts: SkipJsonSchema[float] = stated_once("power.max_w", lambda: 700.0)
+    """What a GPU's start adds to its rack's draw at most (W)."""
     slope_w: float | None = Field(
         None, gt=0, description="Rise of the draw that starts may cause in a minute (W); none: no limit"
     )

@@ -175,6 +175,8 @@ class EccCounters:
         """By how much a counter rose, and where it fell; it is kept as read."""
         table = self.table
         value, before, fell = _count(frame.column(name)), table[name][rows], table[f"{name}.fell"][rows]
+        if not (np.isfinite(value) & (value != before)).any():  # nearly every look of nearly every fleet
+            return np.zeros(len(value)), np.zeros(len(value), dtype=bool)
         back = (at_s - table["fell_s"][rows] <= RETURN_S) & (value >= fell)
         step = np.where(same & np.isfinite(value) & np.isfinite(before), value - np.where(back, fell, before), 0.0)
         falls = step < 0

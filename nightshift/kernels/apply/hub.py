@@ -22,6 +22,7 @@ from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.apply import package
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.suites.definitions import Definition, TensorForm
 
 PACKAGE, AUTHOR = "nightshift-serving", "nightshift"
@@ -30,12 +31,13 @@ _SCALARS = {"float32": "float", "float16": "float", "bfloat16": "float", "bool":
 
 @dataclass(frozen=True)
 class Delivery:
-    """A certified kernel and the definition that it computes."""
+    """A certified kernel and the definition that it computes. slower: than a baseline that it was raced with."""
 
     definition: Definition
     candidate: Candidate
     envelope: Mapping[str, Any]
     architecture: str
+    slower: bool
 
     @property
     def stem(self) -> str:
@@ -94,8 +96,10 @@ def deliveries(
         if sha256_hex(definitions[name].reference.encode()) != predicate["problem"].get("reference_sha256"):
             raise CertificateError(f"problem: {name}: the folder's reference is not the one that was certified")
         candidate = Candidate.from_json(predicate["candidate"])
-        architecture = str(predicate["verdict"]["environment"].get("capability") or "none")
-        found.append(Delivery(definitions[name], candidate, envelope, architecture))
+        verdict = predicate["verdict"]
+        architecture = str(verdict["environment"].get("capability") or "none")
+        slower = verdict["status"] == Status.slower
+        found.append(Delivery(definitions[name], candidate, envelope, architecture, slower))
     return found
 
 

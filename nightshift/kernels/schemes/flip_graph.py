@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -23,17 +24,18 @@ import numpy as np
 from nightshift.kernels.schemes.native import CompilerError, build
 from nightshift.kernels.schemes.scheme import Format, Scheme, check, definition, packed, unpacked
 
-PATIENCE = 5_000
+PATIENCE = 1_000
 """Steps without a reduction before a plus transition."""
 MARGIN = 3
 """How far above the best rank plus transitions lead."""
-STEPS = 10_000_000
-"""Steps of one walk before it starts again."""
+STEPS = 20_000_000
+"""Steps without a lower rank before a walk ends."""
 _MASK = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15
 
 RANKS = {
     "2x2x2": 7, "2x2x3": 11, "2x3x3": 15, "2x3x4": 20, "2x4x4": 26, "3x3x3": 23, "3x3x4": 29, "3x4x4": 38,
-    "3x4x5": 48, "3x5x5": 60, "4x4x4": 47, "4x5x5": 76, "upper-2": 6, "upper-3": 17, "upper-4": 34,
+    "3x4x5": 48, "3x5x5": 60, "4x4x4": 47, "4x4x5": 63, "4x5x5": 76, "upper-2": 6, "upper-3": 17, "upper-4": 34,
 }  # fmt: skip
 """Where a search of that format, or a stage of a larger one's, may end: published ranks modulo 2, or up to two more
 where the last step takes longest."""
@@ -45,13 +47,15 @@ class _Numbers:
     def __init__(self, seed: int) -> None:
         self.state = seed & _MASK
 
-    def below(self, bound: int) -> int:
-        self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
+    def next(self) -> int:
+        self.state = (self.state + _ODD) & _MASK
         z = self.state
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
-        z ^= z >> 31
-        return (z >> 32) * bound >> 32
+        return z ^ (z >> 31)
+
+    def below(self, bound: int) -> int:
+        return (self.next() >> 32) * bound >> 32
 
 
 @dataclass(frozen=True)
@@ -67,61 +71,106 @@ class Walk:
         return len(self.bits[0])
 
 
-def _drop(bits: list[list[int]], i: int) -> None:
-    if not all(row[i] for row in bits):
-        for row in bits:
-            row[i] = row[-1]
-            row.pop()
+class _Terms:
+    """A scheme's terms, and those with the same hash of a factor: the C's index with the same order."""
 
+    def __init__(self, bits: list[list[int]]) -> None:
+        self.bits = [list(row) for row in bits]
+        self.slots: dict[tuple[int, int], list[int]] = {}
+        self.crowded: list[tuple[int, int]] = []
+        for axis in range(3):
+            for i in range(self.rank):
+                self._enter(axis, i)
 
-def _flip(bits: list[list[int]], numbers: _Numbers) -> None:
-    i, axis = numbers.below(len(bits[0])), numbers.below(3)
-    row = bits[axis]
-    others = [j for j, word in enumerate(row) if word == row[i] and j != i]
-    if not others:
-        return
-    j = others[numbers.below(len(others))]
-    b, c = (axis + 1) % 3, (axis + 2) % 3
-    if numbers.below(2):
-        b, c = c, b
-    bits[b][i] ^= bits[b][j]
-    bits[c][j] ^= bits[c][i]
-    _drop(bits, max(i, j))  # the later place first: a drop moves the last term
-    _drop(bits, min(i, j))
+    @property
+    def rank(self) -> int:
+        return len(self.bits[0])
 
+    def _enter(self, axis: int, i: int) -> None:
+        slot = (axis, (self.bits[axis][i] * _ODD & _MASK) >> 55)
+        members = self.slots.setdefault(slot, [])
+        insort(members, i)
+        if len(members) == 2:
+            self.crowded.append(slot)
 
-def _plus(bits: list[list[int]], numbers: _Numbers) -> None:
-    i, j, first = numbers.below(len(bits[0])), numbers.below(len(bits[0]) - 1), numbers.below(3)
-    j += j >= i
-    a, b, c = (bits[(first + by) % 3] for by in range(3))
-    if a[i] == a[j] or b[i] == b[j] or c[i] == c[j]:
-        return
-    a.append(a[i])
-    b.append(b[j])
-    c.append(c[i] ^ c[j])
-    b[i] ^= b[j]
-    a[j] ^= a[i]
+    def _leave(self, axis: int, i: int) -> None:
+        slot = (axis, (self.bits[axis][i] * _ODD & _MASK) >> 55)
+        members = self.slots[slot]
+        members.remove(i)
+        if len(members) == 1:
+            last = self.crowded.pop()
+            if last != slot:
+                self.crowded[self.crowded.index(slot)] = last
+
+    def _put(self, axis: int, i: int, factor: int) -> None:
+        self._leave(axis, i)
+        self.bits[axis][i] = factor
+        self._enter(axis, i)
+
+    def _drop_vanished(self, i: int) -> None:
+        if all(row[i] for row in self.bits):
+            return
+        for axis, row in enumerate(self.bits):
+            self._leave(axis, len(row) - 1)
+            last = row.pop()
+            if i < len(row):
+                self._put(axis, i, last)
+
+    def flip(self, numbers: _Numbers) -> None:
+        drawn = numbers.next()
+        if not self.crowded:
+            return
+        slot = self.crowded[(drawn >> 32) * len(self.crowded) >> 32]
+        members, axis = self.slots[slot], slot[0]
+        others = len(members) - 1
+        first, second = divmod((drawn & 0xFFFFFFFF) * (others + 1) * others >> 32, others)
+        i, j = members[first], members[second + (second >= first)]
+        if self.bits[axis][i] != self.bits[axis][j]:
+            return
+        b, c = (axis + 1) % 3, (axis + 2) % 3
+        self._put(b, i, self.bits[b][i] ^ self.bits[b][j])
+        self._put(c, j, self.bits[c][j] ^ self.bits[c][i])
+        self._drop_vanished(max(i, j))  # the later place first: a drop moves the last term
+        self._drop_vanished(min(i, j))
+
+    def plus(self, numbers: _Numbers) -> None:
+        i, j, first = numbers.below(self.rank), numbers.below(self.rank - 1), numbers.below(3)
+        j += j >= i
+        if any(row[i] == row[j] for row in self.bits):
+            return
+        a, b, c = ((first + by) % 3 for by in range(3))
+        k = self.rank
+        self.bits[a].append(self.bits[a][i])
+        self.bits[b].append(self.bits[b][j])
+        self.bits[c].append(self.bits[c][i] ^ self.bits[c][j])
+        for axis in range(3):
+            self._enter(axis, k)
+        self._put(b, i, self.bits[b][i] ^ self.bits[b][j])
+        self._put(a, j, self.bits[a][j] ^ self.bits[a][i])
 
 
 def walk_python(
     bits: list[list[int]], target: int, steps: int, seed: int, patience: int = PATIENCE, capacity: int = 0
 ) -> Walk:
     """The walk of `flip_graph.c` in Python. capacity: most terms; 0: MARGIN more than there are."""
-    numbers, bits = _Numbers(seed), [list(row) for row in bits]
-    room = capacity or len(bits[0]) + MARGIN
-    best, step, since = [list(row) for row in bits], 0, 0
-    while step < steps and len(best[0]) > target:
-        before = len(bits[0])
-        _flip(bits, numbers)
-        since = 0 if len(bits[0]) < before else since + 1
-        if len(bits[0]) < len(best[0]) or (since == 0 and len(bits[0]) == len(best[0])):
-            best = [list(row) for row in bits]
+    numbers, terms = _Numbers(seed), _Terms(bits)
+    room = capacity or terms.rank + MARGIN
+    best, step, since, last = [list(row) for row in bits], 0, 0, 0
+    while step - last < steps and len(best[0]) > target:
+        before = terms.rank
+        terms.flip(numbers)
+        since = 0 if terms.rank < before else since + 1
+        if since == 0 and terms.rank <= len(best[0]):
+            last = step if terms.rank < len(best[0]) else last
+            best = [list(row) for row in terms.bits]
         if since >= patience:
             since = 0
-            if len(bits[0]) < min(len(best[0]) + MARGIN, room):
-                _plus(bits, numbers)
+            if terms.rank == len(best[0]):
+                best = [list(row) for row in terms.bits]  # as good, and further from the start
+            if terms.rank < min(len(best[0]) + MARGIN, room):
+                terms.plus(numbers)
             else:
-                bits = [list(row) for row in best]
+                terms = _Terms(best)
         step += 1
     return Walk(best, step, numbers.state)
 
@@ -194,9 +243,7 @@ def stages(format_: Format) -> Iterator[Format]:
     sizes = [min(2, size) for size in full]
     yield Format(sizes[0], sizes[1], sizes[2])
     while tuple(sizes) != full:
-        # what has most to grow comes first: the last stage then adds the largest slab, which walks shrink best
-        axis = max(range(3), key=lambda i: (full[i] - sizes[i], i))
-        sizes[axis] += 1
+        sizes[min((i for i in range(3) if sizes[i] < full[i]), key=lambda i: (sizes[i], -i))] += 1
         yield Format(sizes[0], sizes[1], sizes[2])
 
 
@@ -208,22 +255,23 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     steps: int = STEPS,
 ) -> Scheme:
-    """The best scheme modulo 2 that walks find within `limit_s` seconds; they end at rank `target`. A stage on
-    the way ends at its rank in RANKS, or after its share of the time. `origin`: method, seed, seconds, steps."""
+    """The best scheme modulo 2 that climbs find within `limit_s` seconds; they end at rank `target`. A climb takes
+    one walk at each stage. Where a walk does not reach its stage's rank in RANKS, the next climb begins: the first
+    stages take little. `origin`: method, seed, seconds, steps."""
     walk, began, total = chosen_walk(), clock(), 0
     numbers = _Numbers(seed)
     path = list(stages(format_))
-    scheme = definition(path[0], "GF(2)")
-    for number, stage in enumerate(path):
-        last = number == len(path) - 1
-        goal = target if last else RANKS.get(str(stage), 0)
-        until = limit_s if last else limit_s * 0.5 * (number + 1) / len(path)
-        start = packed(grown(scheme, stage)) if scheme.format != stage else packed(scheme)
-        best = start
-        while len(best[0]) > goal and clock() - began < until:
-            made = walk(start, goal, steps, numbers.below(1 << 32) << 32 | numbers.below(1 << 32))
+    best = definition(format_, "GF(2)")
+    while best.rank > target and clock() - began < limit_s:
+        scheme = definition(path[0], "GF(2)")
+        for stage in path:
+            goal = target if stage == format_ else RANKS.get(str(stage), 0)
+            made = walk(packed(grown(scheme, stage)), goal, steps, numbers.next())
             total += made.steps
-            best = min(best, made.bits, key=lambda bits: len(bits[0]))
-        origin = {"method": "flip graph", "seed": seed, "seconds": round(clock() - began, 3), "steps": total}
-        scheme = unpacked(stage, best, origin)
-    return check(scheme)
+            origin = {"method": "flip graph", "seed": seed, "seconds": round(clock() - began, 3), "steps": total}
+            scheme = unpacked(stage, made.bits, origin)
+            if made.rank > goal > 0:
+                break
+        if scheme.format == format_ and scheme.rank < best.rank:
+            best = scheme
+    return check(best)

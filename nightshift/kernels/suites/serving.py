@@ -376,6 +376,7 @@ class _Maker:
         if sum(keys) != sum(tokens):  # as many queries as keys, where a workload is one prefill
             keys = tokens
             queries = tuple(min(q, k) for q, k in zip(queries, tokens, strict=True))
+            axes = {**axes, "total_q": sum(queries)}  # a query before the first key has no answer
         return self._laid(keys, queries, False, axes, count)
 
     def _laid(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agent.approvals import gate as gates
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory
@@ -146,8 +147,11 @@ def test_who_asked_for_a_plan_cannot_be_one_of_the_two(store: Store, gate: Gate)
     assert gate.approve(name, plan.plan_sha256, asker).message.startswith("You requested this plan")
 
 
-def test_the_first_of_two_approvals_runs_out(store: Store, clock: ManualClock) -> None:
-    gate = Gate(store, ApprovalSettings(default=ApprovalRule.TWO, valid_s=60), clock)
+def test_the_first_of_two_approvals_runs_out(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "VALID_S", 60.0)
+    gate = Gate(store, ApprovalSettings(default=ApprovalRule.TWO), clock)
     name, plan = _awaiting(store)
     gate.approve(name, plan.plan_sha256, ANN)
     clock.advance(61)
@@ -266,8 +270,11 @@ def test_a_team_approves_its_own_and_knows_of_nothing_else(store: Store, gate: G
     assert gate.approve(name, plan.plan_sha256, tia).changed
 
 
-def test_execution_asks_again_for_hash_expiry_and_standing_approvals(store: Store, clock: ManualClock) -> None:
-    gate = Gate(store, ApprovalSettings(valid_s=600), clock)
+def test_execution_asks_again_for_hash_expiry_and_standing_approvals(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "VALID_S", 600.0)
+    gate = Gate(store, ApprovalSettings(), clock)
     name, plan = _awaiting(store)
     gate.approve(name, plan.plan_sha256, ANN)
     assert gate.objections(store.incident(name)) == []

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from nightshift.agent.approvals import gate as gates
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
@@ -39,7 +40,12 @@ PEOPLE_HERE = [
     Person("tom", frozenset(), "api", grants=(RoleGrant(Role.APPROVER, ("other",)),)),
     Person("", frozenset({Role.ADMIN}), "console"),
 ]
-POLICY = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: ApprovalRule.TWO}, valid_s=500)
+POLICY = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: ApprovalRule.TWO})
+
+
+@pytest.fixture(autouse=True)
+def _approvals_end_before_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "VALID_S", 500.0)
 
 
 class Walk(RuleBasedStateMachine):

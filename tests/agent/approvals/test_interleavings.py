@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from nightshift.agent.approvals import gate as gates
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import (
@@ -54,7 +55,6 @@ AGES_S = [None, 0.0, 299.0, 301.0, 5000.0]
 KINDS = [ActionKind.RESTART_JOB, ActionKind.UNCORDON, ActionKind.CORDON]
 POLICY = ApprovalSettings(
     kinds={ActionKind.CORDON: ApprovalRule.TWO, ActionKind.UNCORDON: ApprovalRule.AUTOMATIC},
-    valid_s=300,
     fresh_sign_in=frozenset({ActionKind.CORDON}),
 )
 
@@ -64,6 +64,7 @@ def _few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks reach the last plan and the last try, too."""
     monkeypatch.setattr(stages, "MAX_TRIES", 3)
     monkeypatch.setattr(stages, "MAX_PLANS", 4)
+    monkeypatch.setattr(gates, "VALID_S", 300.0)
 
 
 class Crash(BaseException):

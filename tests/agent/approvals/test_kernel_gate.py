@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.gate import VALID_S, Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion, search
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as People
@@ -94,7 +94,7 @@ def test_the_emergency_stop_an_expiry_and_policy_hold_kernels_too(store: Store, 
     assert any("halted" in why for why in kernels.objections(plan))
     assert "Halted" in kernels.approve(plan.id, plan.plan_sha256, ANN).message
     kernels.gate.resume(ANN)
-    clock.advance(strict.valid_s + 1.0)
+    clock.advance(VALID_S + 1.0)
     assert kernels.objections(plan) == ["0 of 2 approvals still count"]
     never = kernels.propose(search("lab", "lab/gpt", "rmsnorm", "hot", 1.0, "low", clock.now_s())).action
     assert "never" in kernels.approve(never.id, never.plan_sha256, BOB).message
@@ -111,5 +111,5 @@ def test_a_rejected_plan_stays_rejected_and_gpu_hours_are_counted(kernels: Kerne
     assert not kernels.reject("kernel/none", "0" * 64, BOB, "").ok
     assert {p.state for p in kernels.proposals()} == {ProposalState.APPROVED, ProposalState.REJECTED}
     assert kernels.proposal("halt") is None
-    clock.advance(kernels.gate.policy.valid_s + 1.0)
+    clock.advance(VALID_S + 1.0)
     assert kernels.used_gpu_hours(0.0) == 0.0, "an approval that lapsed begins nothing"

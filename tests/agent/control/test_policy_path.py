@@ -37,6 +37,8 @@ from nightshift.controllers.policy_file import Network, Normaliser, PolicyFile, 
 from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
 from nightshift.controllers.promotion import Criteria, in_holdout
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
 MAX_MW, MIN_MW, FALLBACK_MW = 700_000, 200_000, 420_000
 LOOK_S, WINDOW_S = 30.0, 30.0
@@ -235,7 +237,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Daemon, Pat
             "racks": racks,
             "opted_in": ["team-a"],
             "policy_keys": [str(tmp_path / "key.pub")],
-            "shield": {"raise_w_per_min": 1e6, "dwell_s": 0.0},
+            "shield": {"raise_w_per_min": 1e6},
         },
     }
     config = tmp_path / "config.yaml"

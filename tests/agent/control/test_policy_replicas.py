@@ -32,6 +32,8 @@ from nightshift.controllers.policy_file import write
 from tests.agent.control.test_policy_path import ANN, CRITERIA, LOOK_S, Fleet, a_policy
 from tests.agent.policy_replica import serve
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 _FORKS = multiprocessing.get_context("forkserver")
 START_S = 10_000.0
 GPUS = 104
@@ -160,7 +162,7 @@ def pair(tmp_path: Path, postgres_url: str) -> Iterator[Pair]:
             "opted_in": ["team-a"],
             "policy_keys": [str(tmp_path / "key.pub")],
             "policy_file": str(tmp_path / "policy.json"),
-            "shield": {"raise_w_per_min": 1e6, "dwell_s": 0.0},
+            "shield": {"raise_w_per_min": 1e6},
         },
     }
     clock = SteppedClock(START_S)

@@ -39,7 +39,7 @@ from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import NodeAgent, serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("no_dwell")]
 FALLBACK = 420_000
 JOB = "team-a/train"
 EASY = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([1.3, 1.02, 1.0]), np.array([199.0, 390.0, 600.0]))
@@ -80,7 +80,7 @@ class Daemon:
             act=True,
             racks={"r": {"nodes": ("n0",), "budget_w": 6000.0, "host_w": 100.0}},
             nodes=self.agent.settings.model_dump(),
-            shield={"raise_w_per_min": 100_000.0, "dwell_s": 0.0},
+            shield={"raise_w_per_min": 100_000.0},
         )
         self.loop = PowerLoop(settings, inventory, PowerNodes(settings.nodes), around)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nightshift.agent.control.power_interfaces import Around
 from nightshift.agent.control.power_loop import PowerLoop
@@ -20,6 +21,8 @@ from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, N
 from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.limits import MARGIN_SHARE
 from nightshift.controllers.power.settings import PowerSettings
+
+pytestmark = pytest.mark.usefixtures("no_dwell")
 
 MAX, MIN, FALLBACK, TOP_MHZ = 700_000, 400_000, 420_000, 1980
 JOB = "team-a/decode"
@@ -34,6 +37,12 @@ def decode_time(share: float) -> float:
 def decode_draw_w(share: float) -> float:
     """Below the lowest limit's reach at any clock."""
     return 120.0 + 140.0 * share**2
+
+
+@pytest.fixture(autouse=True)
+def _nodes_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the range of their GPUs' limits is that of `MIN`."""
+    monkeypatch.setattr("nightshift.agent.control.power_decision.LOWEST_MW", MIN)
 
 
 @dataclass
@@ -88,9 +97,8 @@ class World:
             act=self.act,
             racks={"r": {"nodes": ("n0", "n1"), "budget_w": self.budget_w, "host_w": 100.0}},
             nodes={"urls": {"n0": "https://n0:1", "n1": "https://n1:1"}},
-            shield={"raise_w_per_min": 100_000.0, "dwell_s": 0.0},
+            shield={"raise_w_per_min": 100_000.0},
             clocks={"enabled": self.enabled},
-            min_w=MIN / 1000.0,
         )
         trust = Trust(self.mode, float(self.mode is Mode.ACTIVE), float(self.mode is Mode.ACTIVE))
         around = Around(self._keep, lambda: lambda _job, _opted, _now_s: trust, **self.more)

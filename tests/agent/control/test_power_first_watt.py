@@ -15,6 +15,8 @@ from nightshift.controllers.power import evaluation
 from nightshift.controllers.promotion import PromotionCheck, PromotionEvidence
 from tests.agent.control.test_policy_path import ANN, MAX_MW, Daemon, Fleet
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 CHECK = PromotionCheck("workloads", True, -70.0, -60.0, "70 of 60 measured workloads")
 EVALUATION = PromotionEvidence(Mode.ACTIVE, 0.0, 0, 70, 70 * 240, (CHECK,), "held-out workloads")
 
@@ -34,7 +36,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
             "act": True,
             "racks": {"r": {"nodes": nodes, "budget_w": 1000.0 * fleet.gpus}},
             "nodes": {"urls": {node: f"https://{node}:9400" for node in nodes}},
-            "shield": {"raise_w_per_min": 1e6, "dwell_s": 0.0},
+            "shield": {"raise_w_per_min": 1e6},
         },
     }
     made = Daemon(Settings(**values), fleet, SteppedClock(10_000.0))

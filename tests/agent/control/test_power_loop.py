@@ -34,6 +34,8 @@ from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("no_dwell")
+
 MAX, MIN, FALLBACK = 700_000, 200_000, 420_000
 EASY = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([1.3, 1.02, 1.0]), np.array([199.0, 390.0, 600.0]))
 JOB = "team-a/train"
@@ -146,7 +148,7 @@ def world(
         act=act,
         racks={"r": {"nodes": ("n0", "n1"), "budget_w": budget_w, "host_w": 100.0}},
         nodes={"urls": {"n0": "https://n0:1", "n1": "https://n1:1"}},
-        shield={"raise_w_per_min": 100_000.0, "dwell_s": 0.0},
+        shield={"raise_w_per_min": 100_000.0},
     )
     return World(cluster, PowerLoop(settings, inventory, cluster, around), inventory, kept, around)
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kubernetes import client, config
 
+from nightshift.agent.approvals import gate as gates
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents import stages
 from nightshift.agent.incidents.advisor import out_of_use
@@ -51,7 +52,6 @@ POLICY = ApprovalSettings(
         A.TAINT: ApprovalRule.AUTOMATIC,
         A.DRAIN: ApprovalRule.ONE,
     },
-    valid_s=600,
 )
 KINDS = [A.CORDON, A.DRAIN, A.QUARANTINE_GPU, A.TAINT]
 ENDS = (S.RESOLVED, S.ESCALATED, S.AWAITING_APPROVAL, S.MONITORING)
@@ -63,6 +63,7 @@ def _few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks reach the last plan and the last try, too."""
     monkeypatch.setattr(stages, "MAX_TRIES", 3)
     monkeypatch.setattr(stages, "MAX_PLANS", 3)
+    monkeypatch.setattr(gates, "VALID_S", 600.0)
 
 
 class CrashingKube(KubeClient):

@@ -103,7 +103,7 @@ def cell(
     target, jobs, is_done = scene(slurm, kind)
     hangs = what in (SlurmFault.SLOW, "controller frozen")
     settings = SlurmActuatorSettings(
-        **slurm.access.model_dump(), features={"nvlink_degraded": ("nvlink",)}, check_command=("true",)
+        access=slurm.access, features={"nvlink_degraded": ("nvlink",)}, check_command=("true",)
     )
     actuator = SlurmActuator(settings, slurm.client(PATIENCE_S if hangs else 20.0), now_s=clock.now_s)
     world = World(

@@ -199,7 +199,7 @@ def test_a_window_comes_again_at_the_same_local_time_over_daylight_saving() -> N
 def test_slacks_reminders_end_when_somebody_has_taken_it_on_and_mention_nobody_whom_the_pager_calls(
     tmp_path: Path,
 ) -> None:
-    more = {"remind_s": 60, "escalate_s": 120, "escalate_to": "S1"}
+    more = {"escalate_s": 120, "escalate_to": "S1"}
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.sqlite", **more) as chat:
         taken, waits = chat.opened(), chat.opened()
         chat.once()

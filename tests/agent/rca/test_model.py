@@ -1,4 +1,4 @@
-"""The client as LangChain's users expect it: any provider, fallbacks, rate limits, caching, spans; and a model that
+"""The client as LangChain's users expect it: any provider, rate limits, caching, spans; and a model that
 takes no tools, no temperature or no system prompt still answers."""
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from pydantic import ValidationError
 
 from nightshift import spans
 from nightshift.agent.rca.investigate import tools_of
-from nightshift.agent.rca.model import Failed, Failure, FallbackModel, Model, ModelSettings, connect
+from nightshift.agent.rca.model import Failed, Failure, Model, ModelSettings, connect
 from tests.agent.rca.test_investigate import RULES, TRUE, advised, concluded, settings
 from tests.agent.scripted_model import Answer, Scripted, calls, says, scripted
-from tests.processes import free_port
 
 MESSAGES = [SystemMessage("be brief"), HumanMessage("why?")]
 
@@ -76,16 +75,6 @@ def test_a_refusal_that_names_nothing_is_a_failure_at_once() -> None:
         Model(settings(server)).say(MESSAGES, tools_of([]), 60.0)
     assert why.value.failure is Failure.BAD_ANSWER
     assert len(server.asked) == 1
-
-
-def test_a_fallback_answers_where_the_first_model_does_not() -> None:
-    with scripted(says("ready")) as server:
-        second = FallbackModel(provider="openai", model="second", base_url=f"{server.url}/v1")
-        first = f"http://127.0.0.1:{free_port()}/v1"
-        chosen = ModelSettings(provider="openai", model="first", base_url=first, fallbacks=(second,))
-        assert Model(chosen).say(MESSAGES, tools_of([]), 60.0).message.text == "ready"
-    assert server.asked[0]["model"] == "second"
-    assert server.asked[0]["tools"]
 
 
 def test_requests_share_one_limit_of_their_rate() -> None:

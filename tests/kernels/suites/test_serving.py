@@ -17,7 +17,14 @@ from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.problem import Problem, ProblemError
 from nightshift.kernels.suites import extension
-from nightshift.kernels.suites.definitions import Solution, definition_of, definitions_in, solution_of, workloads_of
+from nightshift.kernels.suites.definitions import (
+    Solution,
+    Workload,
+    definition_of,
+    definitions_in,
+    solution_of,
+    workloads_of,
+)
 from nightshift.kernels.suites.serving import REGIMES, _TensorCores, candidate_of, problem_of, trace_of
 from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, prefill, put, sample, topk
 
@@ -306,6 +313,16 @@ def test_a_verdict_is_a_trace_entry(court: Judge, tmp_path: Path) -> None:
     assert json.loads(json.dumps(entry)) == entry
     right = judged(court, tmp_path, topk(), TOPK)
     assert trace_of(solution, workload, right, "2026-01-01T00:00:00")["evaluation"] is None  # not timed
+
+
+def test_a_workload_with_more_queries_than_keys_asks_as_many_as_have_one(tmp_path: Path) -> None:
+    axes = {"len_indptr": 4, "total_q": 90, "num_kv_indices": 17, "num_pages": 40}
+    definition = definition_of(put(tmp_path, prefill()))
+    made = problem_of(definition, [Workload("padded", axes)])
+    case = next(case for case in made.cases if case["workload"])
+    given = dict(zip(definition.inputs, made.inputs(case, "normal", 1, "cpu"), strict=True))
+    assert len(given["q"]) == int(given["qo_indptr"][-1]) <= 17
+    assert not any(torch.isnan(x).any() for x in made.eager(tuple(given.values())))
 
 
 def test_a_certificate_names_the_text_of_its_definition(tmp_path: Path) -> None:

@@ -46,8 +46,12 @@ class Settings(BaseModel):
         None, description="File with a read-only REST API key, to ask who acknowledged; none: only by webhook"
     )
     url: str = Field("https://events.pagerduty.com", description="Events API; the EU's: events.eu.pagerduty.com")
-    api_url: str = Field("https://api.pagerduty.com", description="REST API; the EU's: api.eu.pagerduty.com")
     proxy: SkipJsonSchema[str] = stated_once("proxy", str)
+
+    @property
+    def rest_url(self) -> str:
+        """The REST API of the same service region; a proxy in front of PagerDuty has both under one address."""
+        return self.url.replace("://events.", "://api.", 1)
 
 
 class PagerDuty:
@@ -67,7 +71,7 @@ class PagerDuty:
         if settings.api_token_file is not None:
             token = secret_of("outlets.pagerduty.api_token_file", settings.api_token_file)
             headers = {"Authorization": f"Token token={token}"}
-            self._rest = OutletWeb("PagerDuty", settings.api_url, settings.proxy, headers)
+            self._rest = OutletWeb("PagerDuty", settings.rest_url, settings.proxy, headers)
 
     @property
     def takes_webhooks(self) -> bool:

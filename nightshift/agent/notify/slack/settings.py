@@ -56,6 +56,8 @@ class Route(BaseModel):
     namespaces: tuple[str, ...] = Field((), description="Namespaces that fit, with shell patterns; none: all")
 
 
+# When a thread is reminded, as a share of the time until the first mention: once, half-way.
+REMIND_SHARE = 0.5
 # Grouping ends after so long without a new incident: the incidents of one cause come closer together.
 STORM_CALM_S = 300.0
 # New messages a minute and channel before they are grouped: Slack asks apps for one message a second and channel,
@@ -95,8 +97,9 @@ class Settings(BaseModel):
     promotions_channel: str = Field("", description="Id of the channel (`C…`) for promotions; empty: `channel`")
     quiet_hours: QuietHours | None = Field(None, description="When only grave incidents are posted")
     console_url: SkipJsonSchema[str] = stated_once("console.public_url", str)
-    remind_s: float = Field(900.0, ge=30, description="Reminder in the thread after so long without a decision (s)")
-    escalate_s: float = Field(1800.0, ge=60, description="Time without an answer before each mention (s)")
+    escalate_s: float = Field(
+        1800.0, ge=60, description="Time without an answer before each mention (s); half of it before the reminder"
+    )
     escalate_to: str | tuple[str, ...] = Field(
         "",
         description="Users (`U…`) and user groups (`S…`) to mention if a page is unanswered, in order; empty: none",
@@ -109,7 +112,7 @@ class Settings(BaseModel):
         """(After how long without an answer in s, whom to mention, empty: no one) of an unanswered page."""
         people = (self.escalate_to,) if isinstance(self.escalate_to, str) else self.escalate_to
         mentions = ((number * self.escalate_s, whom) for number, whom in enumerate(people, 1))
-        return ((self.remind_s, ""), *mentions)
+        return ((REMIND_SHARE * self.escalate_s, ""), *mentions)
 
     @model_validator(mode="after")
     def _complete(self) -> Settings:
@@ -123,6 +126,4 @@ class Settings(BaseModel):
         missing = [name for name, value in needed.items() if not value]
         if missing:
             raise ValueError(f"slack.enabled with mode {self.mode} needs {', '.join(missing)}")
-        if self.escalate_s <= self.remind_s:
-            raise ValueError("escalate_s must be longer than remind_s")
         return self

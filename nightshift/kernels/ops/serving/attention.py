@@ -26,9 +26,10 @@ def decode(
     PE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LAST: tl.constexpr,
     STAGES: tl.constexpr, DOT: tl.constexpr, CHOSEN: tl.constexpr,
 ):
-    batch = tl.program_id(0)
-    kv = tl.program_id(1)
-    split = tl.program_id(2)
+    # heads of one token lie beside each other in memory: they are read at the same time
+    batch = tl.program_id(0) // KV
+    kv = tl.program_id(0) % KV
+    split = tl.program_id(1)
     if CHOSEN > 0:  # places of single tokens, as many for each query; -1 is none
         start = batch.to(tl.int64) * CHOSEN
         length = CHOSEN
@@ -115,7 +116,7 @@ def entry($arguments):
     part = torch.empty(parts, dtype=torch.float32, device=q.device)
     part_lse = torch.empty((batch * $heads * $splits,), dtype=torch.float32, device=q.device)
     if batch:
-        decode[(batch, $kv, $splits)](
+        decode[(batch * $kv, $splits)](
             q, $q_pe, $keys, $keys_pe, $values, $offsets, $pages, $last, out, lse, part, part_lse, sm_scale,
             HEADS=$heads, KV=$kv, GROUP=$group, LINES=$lines, D=$width, PE=$narrow, PAGE=$page, BLOCK=$block,
             SPLITS=$splits, LAST=$counted, STAGES=$stages, DOT=$dot, CHOSEN=$chosen,

@@ -76,7 +76,12 @@ class ServingFamily:
             block = max(int(values["kept"]), min(int(values["block"]), _power(int(values["width"]))))
             parts = -(-int(values["width"]) // block)
             values |= {"block": block, "parts": parts, "wide": _power(parts * int(values["kept"]))}
-        if "rows" in values and "width" in values:
+        if "filled" in values:  # rows that fill a program, or a row in parts
+            block = int(values["block"])
+            padded = min(_power(int(values["width"])), block)
+            parts = -(-int(values["width"]) // padded)
+            values |= {"padded": padded, "rows": block // padded, "parts": parts, "wide": _power(parts)}
+        elif "rows" in values and "width" in values:
             values["rows"] = min(int(values["rows"]), int(values["width"]))
         return render(problem, self.kernel.body, values, layouts="contiguous")
 
@@ -186,6 +191,7 @@ def _norm(definition: Described) -> dict[str, Value] | None:
     return {
         "width": width,
         "padded": _power(width),
+        "wide_warps": min(16, max(1, _power(width) // 256)),
         "epsilon": epsilon.group(1),
         "add": str(add),
         "residual": "residual" if add else "x",
@@ -257,7 +263,7 @@ def _softmax(definition: Described) -> dict[str, Value] | None:
     width = _size(definition, "dim", "vocab_size")
     if definition.kind != "softmax" or list(definition.inputs) != ["input"]:
         return None
-    return {"width": width}
+    return {"width": width, "filled": "True"}
 
 
 _STATES = ("state", "initial_state")
@@ -424,7 +430,7 @@ _MLA_PREFILL = _MLA_PREFILL.replace("q.device", "q_nope.device").replace(
 
 KERNELS: tuple[ServingKernel, ...] = (
     ServingKernel("norm", rows.NORM, _norm, {"rows": (1, 2, 4), "warps": (4, 8, 2, 16)}),
-    ServingKernel("softmax", rows.SOFTMAX, _softmax, {"block": (1024, 4096, 8192), "warps": (4, 8)}),
+    ServingKernel("softmax", rows.SOFTMAX, _softmax, {"block": (4096, 1024, 256, 8192), "warps": (4, 8, 2, 16)}),
     ServingKernel(
         "decode",
         attention.DECODE,

@@ -27,9 +27,11 @@ def entry($arguments):
     x = hidden_states
     out = torch.empty_like(x)
     if len(x):
-        norm[(triton.cdiv(len(x), $rows),)](
+        # few rows leave most of the GPU idle: then a row is read by as many threads as it fills
+        rows, warps = (1, $wide_warps) if len(x) <= 512 else ($rows, $warps)
+        norm[(triton.cdiv(len(x), rows),)](
             x, $residual, weight, out, len(x), ADD=$add, EPSILON=$epsilon, ONE=$one, N=$width, BLOCK=$padded,
-            ROWS=$rows, num_warps=$warps,
+            ROWS=rows, num_warps=warps,
         )
     return out
 """
@@ -41,30 +43,59 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def softmax(x, out, count, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    most = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, N, BLOCK):
-        v = tl.load(x + row * N + start + column, mask=start + column < N, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(most, v)
-        level = tl.where(higher > -float("inf"), higher, 0.0)
-        total = total * tl.exp(most - level) + tl.exp(v - level)
-        most = higher
+    inside = (row < count)[:, None] & (column < N)[None, :]
+    place = row[:, None] * N + column[None, :]
+    v = tl.load(x + place, mask=inside, other=-float("inf")).to(tl.float32)
+    share = tl.exp(v - tl.max(v, 1)[:, None])
+    share = share / tl.sum(share, 1)[:, None]
+    tl.store(out + place, share.to(out.dtype.element_ty), mask=inside)
+
+
+# A row that is too long for one program: each part's largest value and sum, then all shares.
+@triton.jit
+def parts(x, largest, sums, N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + row * N + column, mask=column < N, other=-float("inf")).to(tl.float32)
+    most = tl.max(v, 0)
+    level = tl.where(most > -float("inf"), most, 0.0)
+    tl.store(largest + row * PARTS + part, most)
+    tl.store(sums + row * PARTS + part, tl.sum(tl.exp(v - level), 0))
+
+
+@triton.jit
+def shares(
+    x, largest, sums, out, N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, WIDE)
+    most = tl.load(largest + row * PARTS + part, mask=part < PARTS, other=-float("inf"))
+    total = tl.load(sums + row * PARTS + part, mask=part < PARTS, other=0.0)
     top = tl.max(most, 0)
-    total_all = tl.sum(total * tl.exp(most - top), 0)
-    for start in range(0, N, BLOCK):
-        inside = start + column < N
-        v = tl.load(x + row * N + start + column, mask=inside, other=-float("inf")).to(tl.float32)
-        share = (tl.exp(v - top) / total_all).to(out.dtype.element_ty)
-        tl.store(out + row * N + start + column, share, mask=inside)
+    total = tl.sum(tl.where(total == 0, 0.0, total * tl.exp(most - top)), 0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    v = tl.load(x + row * N + column, mask=inside, other=-float("inf")).to(tl.float32)
+    tl.store(out + row * N + column, (tl.exp(v - top) / total).to(out.dtype.element_ty), mask=inside)
 
 
 def entry(input):
     out = torch.empty_like(input)
-    if len(input):
-        softmax[(len(input),)](input, out, N=$width, BLOCK=$block, num_warps=$warps)
+    count = len(input)
+    if count and $parts == 1:
+        softmax[(triton.cdiv(count, $rows),)](
+            input, out, count, N=$width, BLOCK=$padded, ROWS=$rows, num_warps=$warps
+        )
+    elif count:
+        largest, sums = torch.empty((2, count, $parts), dtype=torch.float32, device=input.device)
+        parts[(count, $parts)](input, largest, sums, N=$width, BLOCK=$padded, PARTS=$parts, num_warps=$warps)
+        shares[(count, $parts)](
+            input, largest, sums, out, N=$width, BLOCK=$padded, PARTS=$parts, WIDE=$wide, num_warps=$warps
+        )
     return out
 """
 
@@ -121,13 +152,13 @@ import triton.language as tl
 
 
 @triton.jit
-def rotate(
-    x, out, cos, sin, positions, heads, steps, count,
+def turned(
+    tile, x, out, cos, sin, positions, heads, steps, count,
     D: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
     CACHE: tl.constexpr, ROWS: tl.constexpr,
 ):
     # a row is one head of one token: [tokens, heads] with a cache by position, else [batch, heads, steps]
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < count
     pair = tl.arange(0, HALF)
     known = inside[:, None] & (pair < TURNED // 2)[None, :]
@@ -159,17 +190,34 @@ def rotate(
         tl.store(out + row[:, None] * D + rest[None, :], v, mask=kept)
 
 
+@triton.jit
+def rotate(
+    q, k, out_q, out_k, cos, sin, positions, heads_q, heads_k, steps, count_q, count_k,
+    D: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+    CACHE: tl.constexpr, ROWS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    tiles = tl.cdiv(count_q, ROWS)
+    if tile < tiles:
+        turned(
+            tile, q, out_q, cos, sin, positions, heads_q, steps, count_q, D, TURNED, HALF, PAIRS, REST, CACHE, ROWS
+        )
+    else:
+        turned(
+            tile - tiles, k, out_k, cos, sin, positions, heads_k, steps, count_k, D, TURNED, HALF, PAIRS, REST,
+            CACHE, ROWS,
+        )
+
+
 def entry($arguments):
-    made = []
-    for x in (q, k):
-        out = torch.empty_like(x)
-        count = x.numel() // $width
-        if count:
-            rotate[(triton.cdiv(count, $rows),)](
-                x, out, $cos, $sin, $positions, x.shape[1], $steps, count,
-                D=$width, TURNED=$turned, HALF=$half, PAIRS=$pairs, REST=$rest, CACHE=$cache, ROWS=$rows,
-                num_warps=$warps,
-            )
-        made.append(out)
-    return tuple(made)
+    out_q, out_k = torch.empty_like(q), torch.empty_like(k)
+    count_q, count_k = q.numel() // $width, k.numel() // $width
+    tiles = triton.cdiv(count_q, $rows) + triton.cdiv(count_k, $rows)
+    if tiles:
+        rotate[(tiles,)](
+            q, k, out_q, out_k, $cos, $sin, $positions, q.shape[1], k.shape[1], $steps, count_q, count_k,
+            D=$width, TURNED=$turned, HALF=$half, PAIRS=$pairs, REST=$rest, CACHE=$cache, ROWS=$rows,
+            num_warps=$warps,
+        )
+    return out_q, out_k
 """

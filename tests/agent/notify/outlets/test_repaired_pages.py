@@ -299,7 +299,7 @@ def test_the_chat_says_that_a_repair_is_under_way_and_when_it_pages(tmp_path: Pa
 
 
 def test_in_the_chat_no_one_is_reminded_while_the_plan_of_a_repair_is_waited_for(tmp_path: Path) -> None:
-    quick = {"remind_s": 30.0, "escalate_s": 60.0}
+    quick = {"escalate_s": 60.0}
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.db", policy=RESTARTS, inventory=place(), **quick) as chat:
         name = chat.opened(CRITICAL)
         chat.once()
@@ -312,7 +312,7 @@ def test_in_the_chat_no_one_is_reminded_while_the_plan_of_a_repair_is_waited_for
 
 
 def test_in_the_chat_a_late_repair_reminds(tmp_path: Path) -> None:
-    quick = {"remind_s": 30.0, "escalate_s": 60.0}
+    quick = {"escalate_s": 60.0}
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.db", policy=RESTARTS, inventory=place(), **quick) as chat:
         name = chat.opened(CRITICAL)
         assert chat.gate.approve_by_policy(chat.store.incident(name))

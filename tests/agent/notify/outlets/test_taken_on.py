@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from examples.pager_stand_in.server import Fault
 from nightshift.agent.console.server import Server
+from nightshift.agent.notify.outlets.pagerduty import Settings as PagerDutySettings
 from nightshift.agent.notify.outlets.service import MAX_BODY_BYTES, PATH
 from nightshift.agent.store.incident import Cause, taken_on
 from nightshift.detectors.base import Severity
@@ -121,6 +122,18 @@ def test_opsgenie_is_asked_who_took_a_page_on(ward: Ward) -> None:
     assert by_whom(ward, name) == "bo@example.org (opsgenie)"
 
 
+@pytest.mark.parametrize(
+    ("url", "rest"),
+    [
+        ("https://events.pagerduty.com", "https://api.pagerduty.com"),
+        ("https://events.eu.pagerduty.com", "https://api.eu.pagerduty.com"),
+        ("https://relay.example/pagerduty", "https://relay.example/pagerduty"),
+    ],
+)
+def test_pagerdutys_rest_api_is_that_of_the_service_region(tmp_path: Path, url: str, rest: str) -> None:
+    assert PagerDutySettings(routing_key_file=tmp_path / "pd", url=url).rest_url == rest
+
+
 def test_pagerduty_is_asked_where_a_rest_key_is_given(tmp_path: Path) -> None:
     with a_ward(tmp_path) as first:
         url = first.services.url
@@ -128,7 +141,7 @@ def test_pagerduty_is_asked_where_a_rest_key_is_given(tmp_path: Path) -> None:
         folder = tmp_path / "second"
         folder.mkdir()
         pages = [{"outlet": "pagerduty"}]
-        with a_ward(folder, pagerduty=pagerduty | {"url": url, "api_url": url}, pages=pages) as ward:
+        with a_ward(folder, pagerduty=pagerduty | {"url": url}, pages=pages) as ward:
             name = ward.opened()
             ward.once()
             first.services.pagerduty.move(f"nightshift/alpha/{name}/1", "acknowledged", "Earline")

@@ -112,7 +112,6 @@ def outlet_settings(folder: Path, url: str, **more: Any) -> Settings:
             "routing_key_file": folder / "pd",
             "webhook_secret_file": folder / "hook",
             "url": url,
-            "api_url": url,
         },
         "opsgenie": {"api_key_file": folder / "genie", "url": url, "show": True},
     }

@@ -295,7 +295,7 @@ def test_a_silence_of_one_gpu_does_not_hide_an_incident_that_reaches_beyond_it(c
 
 
 def test_silence_of_people_is_reminded_once_and_escalated_once(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"remind_s": 60, "escalate_s": 120, "escalate_to": "S1"}
+    more: dict[str, Any] = {"escalate_s": 120, "escalate_to": "S1"}
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.sqlite", **more) as chat:
         name = chat.opened()
         for _ in range(6):
@@ -309,7 +309,7 @@ def test_silence_of_people_is_reminded_once_and_escalated_once(tmp_path: Path) -
 
 def test_an_unanswered_page_climbs_to_the_second_person_and_the_team_whatever_its_plan_does(tmp_path: Path) -> None:
     """By time since the page, in any state, until somebody acknowledges it. A ticket never climbs."""
-    more: dict[str, Any] = {"remind_s": 60, "escalate_s": 120, "escalate_to": ["U2", "S1"]}
+    more: dict[str, Any] = {"escalate_s": 120, "escalate_to": ["U2", "S1"]}
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.sqlite", **more) as chat:
         page, ticket = chat.opened(), chat.opened(in_lane(a_finding(), Lane.TICKET, Proof.COMMON, "weak"))
         chat.once()

@@ -30,8 +30,6 @@ HOUR_S = 3600.0
         ({"enabled": True}, "bot_token_file, workspace, channel, app_token_file"),
         ({"enabled": True, "mode": "http", "bot_token_file": "b", "workspace": "T", "channel": "C"}, "signing_sec"),
         ({"quiet_hours": {"start": "22:00", "end": "07:00", "zone": "Mars/Olympus"}}, "Mars/Olympus"),
-        ({"enabled": True, "bot_token_file": "b", "app_token_file": "a", "workspace": "T", "channel": "C",
-          "remind_s": 600, "escalate_s": 300}, "escalate_s must be longer"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused_by_name(values: dict[str, Any], named: str) -> None:
