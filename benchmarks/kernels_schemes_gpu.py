@@ -13,7 +13,6 @@ import argparse
 import runpy
 import statistics
 import tempfile
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.report import write
+from benchmarks.serving_rows import seconds
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import QUICK_GPU
 from nightshift.kernels.judge.race.contest import QUICK
@@ -31,15 +31,6 @@ from nightshift.version import commit
 
 DTYPES = ("bfloat16", "float16", "float32")
 TURNS = 11
-
-
-def milliseconds(call: Callable[[], Any]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def measured(text: str, case: Case, folder: Path) -> dict[str, float]:
@@ -53,10 +44,10 @@ def measured(text: str, case: Case, folder: Path) -> dict[str, float]:
     rows = slice(0, 256)
     truth = a[rows].double() @ b.double()
     ours, theirs = ((x[rows].double() - truth).square().mean().sqrt() for x in (entry(a, b), a @ b))
-    turns = [(milliseconds(lambda: entry(a, b)), milliseconds(lambda: a @ b)) for _ in range(TURNS)][1:]
+    turns = [(seconds(lambda: entry(a, b)), seconds(lambda: a @ b)) for _ in range(TURNS)][1:]
     mine, cublas = (statistics.median(taken) for taken in zip(*turns, strict=True))
     return {
-        "ms": round(mine, 4), "cublas_ms": round(cublas, 4), "over_cublas": round(cublas / mine, 3),
+        "ms": round(1e3 * mine, 4), "cublas_ms": round(1e3 * cublas, 4), "over_cublas": round(cublas / mine, 3),
         "error_over_cublas": round(float(ours / theirs), 3),
     }  # fmt: skip
 

@@ -354,7 +354,7 @@ TABLES = (
                 _strassen(dtype, levels), "> 1×, error stated")
             for dtype in ("bfloat16", "float16", "float32") for levels in (1, 2)
         ),
-        "Other sizes and our own kernel in the middle are in the file. Below 8,192 it is slower in 16 bits.",
+        "Other sizes and our own kernel in the middle are in the file. Up to 8,192 it is slower in 16 bits.",
     ),
     Table(
         "Kernels for serving, on an H200",

@@ -197,7 +197,7 @@ def load(settings: PowerSettings) -> PolicyFile | None:
 
 
 LOWEST_MW = 200_000
-"""Lowest limit of a GPU whose node has not answered: that of an H100, an H200 and a B200."""
+"""Lowest limit of a GPU until its node answers (mW): the least that an H100, an H200 and a B200 accept."""
 _KEPT_S = 3600.0
 """For which a gang's belief outlives the last sight of its job."""
 _WORKLOADS = 1000
