@@ -32,13 +32,13 @@ def run(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale):
 """
 
 
-def decode() -> dict[str, Any]:
+def decode(heads: int = 4, kv: int = 2) -> dict[str, Any]:
     cache = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
-    sizes = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 16, "page_size": 1}
+    sizes = {"num_qo_heads": heads, "num_kv_heads": kv, "head_dim": 16, "page_size": 1}
     axes = {name: {"type": "const", "value": size} for name, size in sizes.items()}
     axes |= {name: {"type": "var"} for name in ("batch_size", "num_pages", "len_indptr", "num_kv_indices")}
     return {
-        "name": "decode",
+        "name": "decode" if (heads, kv) == (4, 2) else f"decode_h{heads}_kv{kv}",
         "op_type": "gqa_paged",
         "axes": axes,
         "inputs": {

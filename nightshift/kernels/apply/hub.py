@@ -26,6 +26,8 @@ from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.suites.definitions import Definition, TensorForm
 
 PACKAGE, AUTHOR = "nightshift-serving", "nightshift"
+_PREFILL = ["q", "k_cache", "v_cache", "qo_indptr", "kv_indptr", "kv_indices", "sm_scale"]
+_DECODE = [name for name in _PREFILL if name != "qo_indptr"]
 _SCALARS = {"float32": "float", "float16": "float", "bfloat16": "float", "bool": "bool"}
 
 
@@ -71,12 +73,13 @@ def _places(definition: Definition) -> dict[str, Any]:
     axes, names = definition.axes, list(definition.inputs)
     epsilon = re.search(r"EPS = ([0-9.]+e-?\d+)", definition.reference)
     norm = names == ["hidden_states", "weight"] and definition.kind == "rmsnorm" and epsilon is not None
-    paged = ["q", "k_cache", "v_cache", "qo_indptr", "kv_indptr", "kv_indices", "sm_scale"]
     heads = [axes.get(name) for name in ("num_qo_heads", "num_kv_heads", "head_dim")]
+    single = axes.get("page_size") == 1
     return {
-        "norm": f"rmsnorm_h{axes.get('hidden_size')}" if norm else "",
+        "norm": axes.get("hidden_size") if norm else 0,
         "epsilon": float(epsilon.group(1)) if norm and epsilon else 0.0,
-        "attention": heads if names == paged and axes.get("page_size") == 1 and "causal" in definition.name else [],
+        "attention": heads if names == _PREFILL and single and "causal" in definition.name else [],
+        "decode": heads if names == _DECODE and single else [],
     }
 
 

@@ -1,4 +1,4 @@
-"""Certified kernels for serving as one package: operators of torch, layers for transformers, paged attention.
+"""Certified kernels for serving as one package: operators of torch, layers and attention for transformers.
 
 `kernels.apply.hub` copies this file, as it is, beside `kernels.json` (what each kernel is certified for), the
 kernels' sources, the references that stand in for them, and their certificates. It imports torch and the standard
@@ -28,11 +28,10 @@ _TYPES = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool"}
 NAMESPACE = "nightshift_serving"
 
 
-@cache
-def kernels() -> dict[str, dict[str, Any]]:
-    """Records by a definition's name."""
-    place = HERE / "kernels.json"
-    return dict(json.loads(place.read_text())) if place.exists() else {}
+KERNELS: dict[str, dict[str, Any]] = (
+    json.loads((HERE / "kernels.json").read_text()) if (HERE / "kernels.json").exists() else {}
+)
+"""Records by a definition's name."""
 
 
 @cache
@@ -83,26 +82,30 @@ def _misfit(x: torch.Tensor, form: Mapping[str, Any], sizes: dict[str, int], arc
             return "shape"
     if not x.is_contiguous():
         return "layout"
-    if type(x) not in (torch.Tensor, torch.nn.Parameter):
-        return ""  # a tracer's stand-in has no device to ask
+    if torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return ""  # a tracer's stand-in has no device to ask: the operator does when it runs
     return "" if _architecture(x.device) == architecture else "architecture"
+
+
+def _count(name: str, why: str) -> None:
+    if not torch.compiler.is_compiling():
+        COUNTS[name][why] += 1
 
 
 def run(name: str, *inputs: Any) -> Any:
     """A definition's outputs: the kernel's, or its reference's where a guard refuses."""
-    record = kernels()[name]
+    record = KERNELS[name]
     why = refusal(record, inputs)
-    COUNTS[name][why or "kernel"] += 1
+    _count(name, why or "kernel")
     if why:
         made = _module(record["reference"]).run(**dict(zip(record["names"], inputs, strict=True)))
         return tuple(made[output] for output in record["outputs"]) if isinstance(made, Mapping) else made
     return getattr(_module(record["source"]), record["entry"])(*inputs)
 
 
-@cache
-def operator(name: str) -> Any:
+def _operator(name: str) -> Any:
     """`torch.ops.nightshift_serving.NAME`, with a fake: a compiler sees one call and the forms of its outputs."""
-    record = kernels()[name]
+    record = KERNELS[name]
     kinds = ["Tensor" if form["shape"] is not None else record["scalars"][n] for n, form in _named(record)]
     given = ", ".join(f"{kind} {n}" for kind, n in zip(kinds, record["names"], strict=True))
     outputs = list(record["outputs"].values())
@@ -138,13 +141,16 @@ def _fresh(made: Any) -> Any:
     return tuple(made) if isinstance(made, list) else made
 
 
+OPERATORS: dict[str, Any] = {name: _operator(name) for name in KERNELS}
+
+
 def call(name: str, *inputs: Any) -> Any:
     """The operator in a compiled region; else the short way, without torch's dispatcher."""
-    return operator(name)(*inputs) if torch.compiler.is_compiling() else run(name, *inputs)
+    return OPERATORS[name](*inputs) if torch.compiler.is_compiling() else run(name, *inputs)
 
 
 SOLUTIONS: dict[str, Callable[..., Any]] = {
-    name: (lambda *inputs, _name=name: run(_name, *inputs)) for name in kernels()
+    name: (lambda *inputs, _name=name: run(_name, *inputs)) for name in KERNELS
 }
 """By definition: what `flashinfer.trace_apply.enable_apply` takes."""
 
@@ -152,10 +158,8 @@ SOLUTIONS: dict[str, Callable[..., Any]] = {
 # --- layers that `kernels.kernelize` puts into a model ------------------------------------------------------------
 
 
-def _norm_of(width: int, epsilon: float) -> str:
-    """The kernel for a norm of this width; empty where there is none."""
-    wanted = (f"rmsnorm_h{width}", epsilon)
-    return next((name for name, r in kernels().items() if (r["norm"], r["epsilon"]) == wanted), "")
+NORMS = {(r["norm"], r["epsilon"]): name for name, r in KERNELS.items() if r["norm"]}
+"""Kernels by a norm's width and epsilon."""
 
 
 class _RMSNorm(torch.nn.Module):
@@ -168,13 +172,13 @@ class _RMSNorm(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         weight, epsilon = self.weight, float(self.variance_epsilon)
-        if name := _norm_of(hidden_states.shape[-1], epsilon):
+        if name := NORMS.get((hidden_states.shape[-1], epsilon)):
             rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-            why = refusal(kernels()[name], (rows, weight))
+            why = refusal(KERNELS[name], (rows, weight))
             if not why:
                 made: torch.Tensor = call(name, rows, weight).view(hidden_states.shape)
                 return made
-            COUNTS[name][why] += 1
+            _count(name, why)
         wide = hidden_states.to(torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
         return weight * wide.to(hidden_states.dtype)
@@ -183,22 +187,96 @@ class _RMSNorm(torch.nn.Module):
 layers = types.SimpleNamespace(RMSNorm=_RMSNorm)
 
 
-# --- attention of transformers' continuous batching ---------------------------------------------------------------
+# --- attention of transformers, over the pages of continuous batching and over static caches ----------------------
 
-ATTENTION = "paged|nightshift"
+ATTENTION, STATIC = "paged|nightshift", "nightshift"
+PREFILLS = {tuple(r["attention"]): name for name, r in KERNELS.items() if r["attention"]}
+DECODES = {tuple(r["decode"]): name for name, r in KERNELS.items() if r["decode"]}
+"""Kernels by heads, heads of keys and width: of any number of queries a sequence, and of one."""
 
 
 def register() -> str:
-    """Make `paged|nightshift` an attention of transformers; its name, for `set_attn_implementation`."""
-    from transformers import AttentionInterface
+    """Make `paged|nightshift` and `nightshift` attentions of transformers; the first, for continuous batching.
+
+    The second is for `generate` with a static cache. Give either to `set_attn_implementation`.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, attention)
+    AttentionInterface.register(STATIC, static_attention)
+    AttentionMaskInterface.register(STATIC, static_mask)
     return ATTENTION
 
 
-def _attention_of(heads: int, kv: int, width: int) -> str:
-    wanted = [heads, kv, width]
-    return next((name for name, record in kernels().items() if record["attention"] == wanted), "")
+def static_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Any:
+    """For one new token of each sequence, where its keys lie in a static cache, in the form that `static_attention`
+    reads; else the mask of torch's attention."""
+    from transformers.masking_utils import sdpa_mask
+
+    mask = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **kwargs)
+    config = kwargs["config"].get_text_config(decoder=True)
+    heads, kv = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    record = KERNELS.get(DECODES.get((heads // kv, 1, width), ""))
+    if q_length != 1 or mask is None or record is None or _architecture(mask.device) != record["architecture"]:
+        return mask
+    return _places_of(mask[:, 0, 0].expand(batch_size, -1), kv)
+
+
+def _places_of(seen: torch.Tensor, kv: int) -> torch.Tensor:
+    """Of the rows of a cache [batch, kv, length, width] those that are seen: one offset for each row of keys and
+    one more, then the rows' places, and zeros up to a size that depends on the cache alone. Four dimensions, as
+    transformers passes on only what has them."""
+    each = seen[:, None].expand(-1, kv, -1).reshape(-1)
+    count = each.numel()
+    found = each.cumsum(0, dtype=torch.int32)
+    rows = torch.arange(count, dtype=torch.int32, device=seen.device)
+    target = torch.where(each, found - 1, count).long()
+    places = rows.new_zeros(count + 1).scatter_(0, target, rows)[:count]
+    return torch.cat([rows.new_zeros(1), found[seen.shape[1] - 1 :: seen.shape[1]], places])[None, None, None]
+
+
+def static_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Queries [batch, heads, 1, width] over a static cache [batch, kv, length, width]; longer ones as torch does.
+
+    Each head of keys is a sequence of its own, of pages of one token. What lies beyond the last offset among the
+    places is never read.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if attention_mask is None or attention_mask.dtype is not torch.int32:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    batch, heads, _, width = query.shape
+    kv, length = key.shape[1:3]
+    known = attention_mask.view(-1)
+    offsets, places = known[: batch * kv + 1], known[batch * kv + 1 :]
+    name = DECODES[heads // kv, 1, width]
+    inputs = (
+        query.reshape(batch * kv, heads // kv, width),
+        key.reshape(-1, 1, 1, width),
+        value.reshape(-1, 1, 1, width),
+        offsets,
+        places,
+        float(scaling if scaling is not None else width**-0.5),
+    )
+    if why := refusal(KERNELS[name], inputs):
+        _count(name, why)
+        count = len(places)
+        rows = torch.arange(count, device=key.device)
+        seen = torch.zeros(count + 1, dtype=torch.bool, device=key.device)
+        seen[torch.where(rows < offsets[-1], places.long(), count)] = True
+        mask = seen[:count].view(batch, kv, 1, length).repeat_interleave(heads // kv, 1)
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)
+    out, _ = call(name, *inputs)
+    return out.view(batch, 1, heads, width), None
 
 
 def attention(
@@ -237,11 +315,11 @@ def attention(
         places.to(torch.int32),
         float(scaling if scaling is not None else queries.shape[-1] ** -0.5),
     )
-    name = _attention_of(queries.shape[1], keys.shape[1], queries.shape[2])
+    name = PREFILLS.get((queries.shape[1], keys.shape[1], queries.shape[2]), "")
     full = getattr(cache, "sliding_windows", {module.layer_idx: 1})[module.layer_idx] == 1
-    why = refusal(kernels()[name], inputs) if name and full else "window"
+    why = refusal(KERNELS[name], inputs) if name and full else "window"
     if not name or why:
-        COUNTS[name or ATTENTION][why if name else "none"] += 1
+        _count(name or ATTENTION, why if name else "none")
         if not full:
             raise NotImplementedError(f"{ATTENTION}: layer {module.layer_idx} has a sliding window; use paged|sdpa")
         return _sequences(*inputs)[None], None

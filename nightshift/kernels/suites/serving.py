@@ -384,6 +384,8 @@ class _Maker:
     ) -> Lengths:
         counts = [-(-length // self.page) for length in keys]
         total = sum(counts)
+        if not given.get("num_pages", 1):  # published with places in a cache of no pages: then as many as it takes
+            given = {name: size for name, size in given.items() if name != "num_pages"}
         most = max(given.get("num_pages", 0), max(1, total // 2) if shared else total + _SPARE_PAGES)
         sizes = {name: size for name, size in self.definition.axes.items() if size is not None}
         widest = max((*counts, 1))

@@ -20,7 +20,7 @@ from nightshift.kernels.ops.serving.kernels import family_of
 from nightshift.kernels.suites.definitions import Definition, definition_of
 from nightshift.kernels.suites.serving import problem_of
 from tests.kernel_certificates import SIGNER, predicate, signed
-from tests.serving_definitions import plain_norm, prefill, put
+from tests.serving_definitions import decode, plain_norm, prefill, put
 
 TRUSTED = {SIGNER.key_id: SIGNER.public}
 TOKENS = 4
@@ -42,8 +42,8 @@ def kernel_of(definition: Definition) -> Candidate:
 
 
 def delivered(folder: Path, capability: str = "none") -> Path:
-    """A folder with norms of 64 and of 16 and an attention of 4 heads over 2 of width 16."""
-    records = (plain_norm(64), plain_norm(16), prefill())
+    """A folder with norms of 64 and of 16 and an attention of 4 heads over 2 of width 16, and of 2 over one."""
+    records = (plain_norm(64), plain_norm(16), prefill(), decode(2, 1))
     definitions = {made.name: made for made in (definition_of(put(folder, record)) for record in records)}
     envelopes = [certificate(d, kernel_of(d), environment={"capability": capability}) for d in definitions.values()]
     hub.write(folder / "out", hub.deliveries(envelopes, TRUSTED, definitions))
@@ -61,11 +61,13 @@ def model() -> Any:
     return Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def generated(served: Any, ids: torch.Tensor) -> list[list[int]]:
-    """Greedy tokens with a static cache."""
+def generated(served: Any, ids: torch.Tensor, padded: int = 0) -> list[list[int]]:
+    """Greedy tokens with a static cache; the last prompt's first tokens may be padding."""
+    mask = torch.ones_like(ids)
+    mask[-1, :padded] = 0
     out = served.generate(
-        ids, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, cache_implementation="static",
-        disable_compile=True,
+        ids, attention_mask=mask, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False,
+        cache_implementation="static", disable_compile=True,
     )  # fmt: skip
     return [row[ids.shape[1] :] for row in out.tolist()]
 
@@ -87,7 +89,7 @@ def main(folder: Path) -> None:
     ids = torch.randint(3, 128, (2, 7), generator=torch.Generator().manual_seed(1))
     prompts = [*ids.tolist(), [5, 6, 7]]
     plain = model()
-    told = {"torch": generated(plain, ids)}
+    told: dict[str, Any] = {"torch": generated(plain, ids), "torch_padded": generated(plain, ids, padded=3)}
     plain.set_attn_implementation("paged|sdpa")
     told["torch_batched"] = batched(plain, prompts)
     repository = kernels.LocalLayerRepository(folder, layer_name="RMSNorm")
@@ -97,11 +99,15 @@ def main(folder: Path) -> None:
     package = kernels.get_local_kernel(folder)
     told["ours"] = generated(served, ids)
     told["counts"] = {name: dict(found) for name, found in package.COUNTS.items()}
-    served.set_attn_implementation(package.register())
+    batches = package.register()
+    served.set_attn_implementation(package.STATIC)
+    told["ours_static"] = generated(served, ids, padded=3)
+    told["counts_static"] = {name: dict(found) for name, found in package.COUNTS.items()}
+    served.set_attn_implementation(batches)
     told["ours_batched"] = batched(served, prompts)
     told["counts_batched"] = {name: dict(found) for name, found in package.COUNTS.items()}
     x = torch.randn(3, 64, dtype=torch.bfloat16)
-    told["opcheck"] = torch.library.opcheck(package.operator("rmsnorm_h64"), (x, x[0].clone()))
+    told["opcheck"] = torch.library.opcheck(package.OPERATORS["rmsnorm_h64"], (x, x[0].clone()))
     print(json.dumps(told))
 
 

@@ -16,11 +16,11 @@ import torch
 from typer.testing import CliRunner
 
 from nightshift.kernels.apply import hub
-from nightshift.kernels.certification.envelope import CertificateError
+from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256
 from nightshift.kernels.cli import app
 from nightshift.kernels.suites.definitions import definition_of, solution_of
 from tests.kernel_certificates import SIGNER
-from tests.kernels.apply.served_programs import TRUSTED, certificate, delivered, kernel_of
+from tests.kernels.apply.served_programs import TOKENS, TRUSTED, certificate, delivered, kernel_of
 from tests.serving_definitions import plain_norm, put
 
 ROOT = Path(__file__).parents[3]
@@ -49,14 +49,15 @@ def inputs(rows: int = 3, width: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
 def test_each_kernel_lies_beside_its_certificate(out: Path) -> None:
     folder = out / "build/torch-cpu"
     records = json.loads((folder / "kernels.json").read_text())
-    assert sorted(records) == ["prefill_causal_h4_kv2_d16_ps1", "rmsnorm_h16", "rmsnorm_h64"]
+    assert sorted(records) == ["decode_h2_kv1", "prefill_causal_h4_kv2_d16_ps1", "rmsnorm_h16", "rmsnorm_h64"]
     for record in records.values():
         envelope = json.loads((folder / f"{record['source']}.certificate.json").read_text())
-        assert hub.certificate_sha256(envelope) == record["certificate"]
+        assert certificate_sha256(envelope) == record["certificate"]
         assert (folder / f"{record['source']}.py").exists()
         assert (folder / f"{record['reference']}.py").exists()
     assert records["rmsnorm_h64"]["epsilon"] == 1e-6
     assert records["prefill_causal_h4_kv2_d16_ps1"]["attention"] == [4, 2, 16]
+    assert records["decode_h2_kv1"]["decode"] == [2, 1, 16]
 
 
 def test_solutions_are_read_as_flashinfer_bench_reads_them(out: Path) -> None:
@@ -80,15 +81,15 @@ GUARDS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_guard_refuses(package: Any, name: str) -> None:
     why, change = GUARDS[name]
-    record = package.kernels()["rmsnorm_h64"]
+    record = package.KERNELS["rmsnorm_h64"]
     assert package.refusal(record, inputs()) == ""
     assert package.refusal(record, change(*inputs())) == why
 
 
 def test_another_architecture_is_computed_by_the_reference(tmp_path: Path, package: Any, monkeypatch: Any) -> None:
     """No kernel runs, and the outputs are the definition's."""
-    record = {**package.kernels()["rmsnorm_h64"], "architecture": "9.0"}
-    monkeypatch.setattr(package, "kernels", lambda: {"rmsnorm_h64": record})
+    record = {**package.KERNELS["rmsnorm_h64"], "architecture": "9.0"}
+    monkeypatch.setitem(package.KERNELS, "rmsnorm_h64", record)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
     made = package.SOLUTIONS["rmsnorm_h64"](x, x[0])
     assert package.COUNTS["rmsnorm_h64"]["architecture"] == 1
@@ -103,7 +104,9 @@ def test_a_compiler_sees_the_forms_of_the_outputs(package: Any) -> None:
         q = torch.empty(5, 4, 16, dtype=torch.bfloat16)
         cache = torch.empty(9, 1, 2, 16, dtype=torch.bfloat16)
         places = torch.empty(3, dtype=torch.int32)
-        made, lse = package.operator("prefill_causal_h4_kv2_d16_ps1")(q, cache, cache, places, places, places, 0.25)
+        made, lse = package.OPERATORS["prefill_causal_h4_kv2_d16_ps1"](
+            q, cache, cache, places, places, places, 0.25
+        )
     assert (made.shape, made.dtype) == (q.shape, torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((5, 4), torch.float32)
 
@@ -159,9 +162,11 @@ def test_transformers_serves_the_same_tokens(out: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told["ours"] == told["torch"]
+    assert told["ours_static"] == told["torch_padded"]
     assert told["ours_batched"] == told["torch_batched"]
     for name, counts in told["counts_batched"].items():
         assert set(counts) == {"kernel"}, name
     assert set(told["counts"]) == {"rmsnorm_h64", "rmsnorm_h16"}
+    assert told["counts_static"]["decode_h2_kv1"] == {"kernel": TOKENS - 1}
     assert "prefill_causal_h4_kv2_d16_ps1" in told["counts_batched"]
     assert set(told["opcheck"].values()) == {"SUCCESS"}

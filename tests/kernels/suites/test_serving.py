@@ -325,6 +325,14 @@ def test_a_workload_with_more_queries_than_keys_asks_as_many_as_have_one(tmp_pat
     assert not any(torch.isnan(x).any() for x in made.eager(tuple(given.values())))
 
 
+def test_a_workload_with_places_in_no_cache_gets_a_cache(tmp_path: Path) -> None:
+    axes = {"len_indptr": 2, "total_q": 2, "num_kv_indices": 2, "num_pages": 0}
+    definition = definition_of(put(tmp_path, prefill()))
+    made = problem_of(definition, [Workload("empty", axes)])
+    given = dict(zip(definition.inputs, made.inputs(made.cases[0], "normal", 1, "cpu"), strict=True))
+    assert int(given["kv_indices"].max()) < len(given["k_cache"])
+
+
 def test_a_certificate_names_the_text_of_its_definition(tmp_path: Path) -> None:
     definition = definition_of(put(tmp_path, topk()))
     assert reference_sha256(problem_of(definition)) == sha256_hex(definition.reference.encode())

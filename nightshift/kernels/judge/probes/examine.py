@@ -118,7 +118,7 @@ class Examiner:
             if self.problem.accepts is not None:
                 answers.append((inputs, outputs))
                 if wrong := self.problem.accepts(answers):
-                    where = f"{probe.case}, {probe.distribution}, call {number + 1} of {len(probe.seeds)}"
+                    where = _place(probe, number)
                     raise Refusal(Reason.not_exact, f"{wrong} ({where})", probe.stage)
                 continue
             if seed in seen:
@@ -159,7 +159,7 @@ class Examiner:
         finding = compare(want, outputs)
         if finding.reason is None:
             return finding
-        where = f"{probe.case}, {probe.distribution}, call {number + 1} of {len(probe.seeds)}"
+        where = _place(probe, number)
         stale = any(repeats_agree(outputs, old) for old in seen.values())
         if number and (stale or probe.stage == "integrity"):
             told = "the outputs of an earlier call" if stale else finding.detail
@@ -298,6 +298,17 @@ class Examiner:
     def _settle(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _place(probe: Probe, number: int) -> str:
+    """A call of a probe in words."""
+    how = {
+        "on a stream of its own": probe.on_stream,
+        "among other calls": probe.overlapping,
+        "beside other work": probe.under_load,
+    }
+    words = [str(probe.case), probe.distribution, *(name for name, so in how.items() if so)]
+    return ", ".join([*words, f"call {number + 1} of {len(probe.seeds)}"])
 
 
 def _first_of(inputs: Inputs, tensor: torch.Tensor) -> int:
