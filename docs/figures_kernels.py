@@ -57,6 +57,10 @@ def _peaks(model: str) -> Any:
     return told
 
 
+def _placed(row: Any) -> str:
+    return f"{row['share_in_a_place']:.1%}; {row['as_reported']} of {row['compared']}"
+
+
 def _ranks(row: Any) -> str:
     seconds = ", ".join(f"{run['seconds']:.3g}" for run in row["runs"] if run["rank"] <= row["bar"])
     return f"{row['best_rank']}; {row['reached']} of {row['seeds']}; {seconds or 'none'}"
@@ -370,6 +374,22 @@ TABLES = (
         ),
         "Baselines are torch, torch.compile and torch's libraries. References that loop over sequences are slow, "
         "which raises the mean. `kernels deliver` writes no kernel that its baseline outran.",
+    ),
+    Table(
+        "Traces of SGLang and vLLM, read without their operators",
+        "serving_traces",
+        "python -m benchmarks.serving_traces CLONE",
+        tuple(
+            Row(f"{what}: GPU time with a place in the model; kernels as another tool reports them",
+                f"rows/{name}", _placed)
+            for name, what in (
+                ("sglang_decode", "SGLang, Qwen3-8B, decode"), ("sglang_prefilldecode", "SGLang, Qwen3-8B, prefill"),
+                ("vllm_decode_full", "vLLM, gpt-oss-20b, decode"),
+                ("vllm_prefilldecode_piecewise", "vLLM, gpt-oss-20b, both in a pass"),
+            )
+        ),
+        "Public traces of AMD GPUs. The other tool (TraceLens) has the operators of a second trace; we have the model's "
+        "config.json alone. All four were seen while this was written.",
     ),
     Table(
         "A paged decode as a reader of memory: 64 sequences of 8,192 tokens, on an H200",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -320,6 +320,13 @@ def profile(
     trace: Annotated[Path, typer.Argument(help="torch.profiler trace (.json, .json.gz)")],
     peaks: Annotated[Path | None, typer.Option(help="Peaks of the GPU (nightshift kernels probe)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the whole profile as JSON")] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="config.json of the model: profile a server, prefill and decode apart")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="definitions of serving, to name each place by")] = None,
+    delivered: Annotated[Path | None, typer.Option(help="kernels that `kernels deliver` wrote")] = None,
+    batch: Annotated[int, typer.Option(min=0, help="sequences of a pass, where the trace does not say")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, help="GPUs that share each layer")] = 1,
 ) -> None:
     """Profile a step's time by operation and shape, with its roofline limit. Needs no GPU."""
     from nightshift.kernels.profile.hotspots import as_text
@@ -330,6 +337,9 @@ def profile(
         known = Peaks.read(peaks) if peaks is not None else None
     except PeaksError as error:
         raise Permanent(str(error)) from error
+    if model is not None:
+        _profile_server(trace, model, known, as_json, _served(folder, delivered), batch, ranks)
+        return
     try:
         found = read_profile(trace, known)
     except OSError as error:
@@ -338,6 +348,31 @@ def profile(
         typer.echo(json.dumps(_profile_json(found, []), indent=1))
     else:
         typer.echo(as_text(found))
+
+
+def _served(folder: Path | None, delivered: Path | None) -> dict[str, str]:
+    """Definitions by name, and what there is of each: a certified kernel, or nothing."""
+    names = (
+        dict.fromkeys(sorted(path.stem for path in (folder / "definitions").rglob("*.json")), "") if folder else {}
+    )
+    for listed in delivered.glob("build/*/kernels.json") if delivered else ():
+        names |= dict.fromkeys(json.loads(listed.read_text(encoding="utf-8")), "certified kernel delivered")
+    if (folder or delivered) and not names:
+        raise Permanent(f"{folder or delivered}: neither definitions nor delivered kernels")
+    return names
+
+
+def _profile_server(
+    trace: Path, model: Path, peaks: Any, as_json: bool, known: Mapping[str, str], batch: int, ranks: int
+) -> None:
+    from nightshift.collectors.training.kineto_reader import read_trace
+    from nightshift.kernels.profile.server import ModelShape, as_text, server_profile, to_json
+
+    try:
+        found = server_profile(read_trace(trace), ModelShape.read(model, ranks), peaks, batch)
+    except OSError as error:
+        raise Permanent(f"{trace}: {error.strerror}") from error
+    typer.echo(json.dumps(to_json(found), indent=1) if as_json else as_text(found, known))
 
 
 def probe_peaks(output: Annotated[Path, typer.Argument(help="File to write")], device: Device = "auto") -> None:
