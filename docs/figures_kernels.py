@@ -383,13 +383,14 @@ TABLES = (
             Row(f"{what}: GPU time with a place in the model; kernels as another tool reports them",
                 f"rows/{name}", _placed)
             for name, what in (
-                ("sglang_decode", "SGLang, Qwen3-8B, decode"), ("sglang_prefilldecode", "SGLang, Qwen3-8B, prefill"),
+                ("sglang_decode", "SGLang, Qwen3-8B, decode"),
+                ("sglang_prefilldecode", "SGLang, Qwen3-8B, prefill"),
                 ("vllm_decode_full", "vLLM, gpt-oss-20b, decode"),
                 ("vllm_prefilldecode_piecewise", "vLLM, gpt-oss-20b, both in a pass"),
             )
         ),
-        "Public traces of AMD GPUs. The other tool (TraceLens) has the operators of a second trace; we have the model's "
-        "config.json alone. All four were seen while this was written.",
+        "Public traces of AMD GPUs. The other tool (TraceLens) has the operators of a second trace; we have the "
+        "model's config.json alone. All four were seen while this was written.",
     ),
     Table(
         "A paged decode as a reader of memory: 64 sequences of 8,192 tokens, on an H200",
