@@ -70,18 +70,22 @@ def measured(calls: list[Call], bench: Bench) -> dict[str, float]:
 
     def after(call: Call) -> float:
         """Of a copy alone, behind the flush and the call."""
-        return statistics.median(timed([lambda: target.copy_(source)] * TURNS, _Then(bench.flush, call)))  # type: ignore[arg-type]
+        return _median(timed([lambda: target.copy_(source)] * TURNS, _Then(bench.flush, call)))  # type: ignore[arg-type]
 
     for call in calls:
         call()
     turns = [calls[n % SETS] for n in range(TURNS)]
     return {
-        "again": statistics.median(timed([calls[0]] * TURNS, bench.flush)),
-        "fresh": statistics.median(timed(turns, bench.flush)),
+        "again": _median(timed([calls[0]] * TURNS, bench.flush)),
+        "fresh": _median(timed(turns, bench.flush)),
         "next": after(calls[0]),
-        "both": statistics.median(timed([lambda c=c: with_copy(c) for c in turns], bench.flush)),
-        "back_to_back": statistics.median(timed([lambda: [c() for c in turns]] * 3, bench.flush)) / TURNS,
+        "both": _median(timed([lambda c=c: with_copy(c) for c in turns], bench.flush)),
+        "back_to_back": _median(timed([lambda: [c() for c in turns]] * 3, bench.flush)) / TURNS,
     }
+
+
+def _median(times: tuple[list[float], bool]) -> float:
+    return statistics.median(times[0])
 
 
 class _Then:

@@ -4,7 +4,7 @@
 
 CLONE is a checkout of github.com/AMD-AGI/TraceLens: `tests/traces/inference` has servers' traces, and beside each
 what TraceLens reports of it (`perf_csvs`). It joins a graph's kernels to the operators of a second trace, taken
-while the graph was captured. We read the first trace alone, with the model's published config.json. Compared are sizes of
+while the graph was captured. We read the first trace alone, with the model's config.json. Compared are sizes of
 products, heads of attention and widths of norms, kernel by kernel. The GPUs are AMD's.
 """
 

@@ -145,7 +145,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelPart:
     """What a phase's passes spend in one place of the model. Seconds and calls are of one pass.
 
     definition: what FlashInfer-Bench calls such a place, a pattern; empty: it has no name there. floor_s: at the
@@ -187,7 +187,7 @@ class ServerProfile:
 
     source: str
     phases: tuple[Phase, ...]
-    places: tuple[Place, ...]
+    places: tuple[ModelPart, ...]
     outside_s: float
     """Of GPU time in no pass."""
     notes: tuple[str, ...] = ()
@@ -257,17 +257,17 @@ def place_of(name: str) -> str:
     return next((place for place, pattern in PLACES if pattern.search(text)), "other")
 
 
-def roles_of(places: Sequence[str], names: Sequence[str], shape: ModelShape) -> tuple[list[str], str]:
+def roles_of(kinds: Sequence[str], names: Sequence[str], shape: ModelShape) -> tuple[list[str], str]:
     """Of a pass's kernels in order of time what each is in its place; and why its products are not told apart."""
-    products = [n for n, place in enumerate(places) if place == "product" and not _REDUCES.search(names[n])]
+    products = [n for n, place in enumerate(kinds) if place == "product" and not _REDUCES.search(names[n])]
     per, rest = divmod(len(products), shape.layers)
     turn = PRODUCTS[shape.experts > 0].get(per, ())
     why = "" if turn and rest <= 1 else f"{len(products)} products in {shape.layers} layers: not told apart"
-    roles = [""] * len(places)
+    roles = [""] * len(kinds)
     for number, at in enumerate(products):
         roles[at] = "" if why else turn[number % per] if number < per * shape.layers else "head"
     last = "head"  # a first norm comes before the first product
-    for number, place in enumerate(places):
+    for number, place in enumerate(kinds):
         if place == "product":
             last = roles[number] = roles[number] or ("" if why else last)
         elif place == "attention":
@@ -372,7 +372,7 @@ def _place(
     kernels: Counter[str],
     shape: ModelShape,
     peaks: Peaks | None,
-) -> Place:
+) -> ModelPart:
     """spent_s, called: in all passes."""
     _, place, role = key
     seconds, calls = spent_s / phase.passes, called / phase.passes
@@ -385,16 +385,16 @@ def _place(
     name = f"{place}: {role}" if role else place
     first = tuple(name for name, _ in kernels.most_common(2))
     definition = definition_of_place(place, role, phase.name, shape)
-    return Place(phase.name, name, definition, calls, seconds, seconds / phase.busy_s, floor_s, gain, first)
+    return ModelPart(phase.name, name, definition, calls, seconds, seconds / phase.busy_s, floor_s, gain, first)
 
 
-def definition_of_place(place: str, role: str, phase: str, shape: ModelShape) -> str:
+def definition_of_place(kind: str, role: str, phase: str, shape: ModelShape) -> str:
     """FlashInfer-Bench's name of a place, with `*` for what a trace does not say, such as the size of a page."""
     s = shape
-    if place == "product":
+    if kind == "product":
         sizes = s.product(role)
         return f"gemm_n{sizes[0]}_k{sizes[1]}" if sizes else ""
-    if place == "attention":
+    if kind == "attention":
         how = "decode" if phase == "decode" else "prefill_causal"
         if s.latent:
             return f"mla_*{how}_h{s.heads}_ckv{s.latent}_kpe{s.turned}*"
@@ -408,7 +408,7 @@ def definition_of_place(place: str, role: str, phase: str, shape: ModelShape) ->
         "gate": f"silu_*h{s.wide}*",
         "sampling": f"*_v{s.vocabulary}",
         "embedding": f"embedding_v{s.vocabulary}_d{s.hidden}",
-    }.get(place, "")  # fmt: skip
+    }.get(kind, "")  # fmt: skip
 
 
 def _cost(place: str, role: str, phase: Phase, shape: ModelShape, calls: float) -> tuple[float, float]:
@@ -433,8 +433,8 @@ def _cost(place: str, role: str, phase: Phase, shape: ModelShape, calls: float) 
     return 0.0, 0.0
 
 
-def as_text(profile: ServerProfile, known: Mapping[str, str], count: int = 14) -> str:
-    """The profile as tables for a terminal. known: definitions by name, and what there is of each."""
+def as_text(profile: ServerProfile, solutions: Mapping[str, str], count: int = 14) -> str:
+    """The profile as tables for a terminal. solutions: definitions by name, and what there is of each."""
     lines = [*profile.notes]
     for phase in profile.phases:
         new = f"{phase.tokens:,.0f} new tokens"
@@ -448,9 +448,9 @@ def as_text(profile: ServerProfile, known: Mapping[str, str], count: int = 14) -
         ]
         for place in [one for one in profile.places if one.phase == phase.name][:count]:
             roof = f"{place.floor_s / place.seconds:.0%}" if math.isfinite(place.floor_s) else "–"
-            fits = [name for name in known if place.definition and fnmatchcase(name, place.definition)]
+            fits = [name for name in solutions if place.definition and fnmatchcase(name, place.definition)]
             told = fits[0] + (f" and {len(fits) - 1} more" if len(fits) > 1 else "") if fits else place.definition
-            said = next((known[name] for name in fits if known[name]), "")
+            said = next((solutions[name] for name in fits if solutions[name]), "")
             lines.append(
                 f"{place.seconds * 1e3:9.3f} {place.share:6.1%} {roof:>5} {place.gain:6.1%}  {place.name}"
                 + (f"  {told}" if told else "")

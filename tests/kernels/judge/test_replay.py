@@ -131,7 +131,7 @@ def test_two_inputs_of_a_call_are_blended_by_coins_of_their_own() -> None:
 
 def _seconds(gpu: _Queue, hosts_us: list[float], tries: int = 1) -> list[float]:
     flush = SimpleNamespace(zero_=lambda: gpu.launch(40.0, 5.0))
-    return timed([lambda us=us: gpu.launch(10.0, us) for us in hosts_us], flush, (), tries)  # type: ignore[misc, arg-type]
+    return timed([lambda us=us: gpu.launch(10.0, us) for us in hosts_us], flush, (), tries)[0]  # type: ignore[misc, arg-type]
 
 
 def test_a_call_that_the_gpu_waited_for_is_left_out_of_its_times(queue: Callable[[float], _Queue]) -> None:

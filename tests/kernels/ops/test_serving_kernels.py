@@ -93,8 +93,9 @@ def judged(
 
 @pytest.mark.full
 def test_a_norm_is_right_on_the_interpreter(court: Judge, tmp_path: Path) -> None:
-    assert judged(court, tmp_path, norm(), {"rows": 2, "warps": 4}) is Status.correct
-    assert judged(court, tmp_path, norm(), {"rows": 2, "warps": 4}, "if ADD: -> if False:") is Status.wrong
+    config = {"wide": 8, "rows": 2, "warps": 4}
+    assert judged(court, tmp_path, norm(), config) is Status.correct
+    assert judged(court, tmp_path, norm(), config, "if ADD: -> if False:") is Status.wrong
 
 
 @pytest.mark.full

@@ -252,8 +252,9 @@ def timed(
     flush: torch.Tensor,
     preparations: Sequence[Callable[[], None]] = (),
     tries: int = 1,
-) -> list[float]:
-    """Seconds of each call by CUDA events, each after an L2 flush, queued behind a wait: none waits for Python.
+) -> tuple[list[float], bool]:
+    """Seconds of each call by CUDA events, each after an L2 flush, queued behind a wait: none waits for Python. And
+    whether that held: else the times may be the host's.
 
     `preparations`: one action for each call, outside its time and before the flush. `tries`: how often to begin
     again, with a wait twice as long, where the GPU had overtaken the host at half of the calls or more. Calls that
@@ -265,7 +266,7 @@ def timed(
         seconds, on_time = timed_once(calls, flush, preparations, 2**attempt)
         if on_time:
             break
-    return seconds
+    return seconds, on_time
 
 
 def timed_once(

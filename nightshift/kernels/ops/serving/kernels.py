@@ -191,7 +191,6 @@ def _norm(definition: Described) -> dict[str, Value] | None:
     return {
         "width": width,
         "padded": _power(width),
-        "wide_warps": min(16, max(1, _power(width) // 256)),
         "epsilon": epsilon.group(1),
         "add": str(add),
         "residual": "residual" if add else "x",
@@ -429,7 +428,7 @@ _MLA_PREFILL = _MLA_PREFILL.replace("q.device", "q_nope.device").replace(
 )
 
 KERNELS: tuple[ServingKernel, ...] = (
-    ServingKernel("norm", rows.NORM, _norm, {"rows": (1, 2, 4), "warps": (4, 8, 2, 16)}),
+    ServingKernel("norm", rows.NORM, _norm, {"wide": (8, 16, 4), "rows": (1, 2, 4), "warps": (4, 8, 2, 16)}),
     ServingKernel("softmax", rows.SOFTMAX, _softmax, {"block": (4096, 1024, 256, 8192), "warps": (4, 8, 2, 16)}),
     ServingKernel(
         "decode",

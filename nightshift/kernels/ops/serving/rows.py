@@ -16,10 +16,11 @@ def norm(x, residual, weight, out, count, ADD: tl.constexpr, EPSILON: tl.constex
     inside = (row < count)[:, None] & (column < N)[None, :]
     place = row[:, None] * N + column[None, :]
     v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=column < N, other=0.0)  # beside the row: memory is waited for once
     if ADD:
         v += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt_rn(tl.sum(v * v, 1) / N + EPSILON)
-    w = tl.load(weight + column, mask=column < N, other=0.0).to(tl.float32) + ONE
+    w = w.to(tl.float32) + ONE
     tl.store(out + place, (v * scale[:, None] * w[None, :]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -28,7 +29,7 @@ def entry($arguments):
     out = torch.empty_like(x)
     if len(x):
         # few rows leave most of the GPU idle: then a row is read by as many threads as it fills
-        rows, warps = (1, $wide_warps) if len(x) <= 512 else ($rows, $warps)
+        rows, warps = (1, min($wide, max(1, $padded // 256))) if len(x) <= 512 else ($rows, $warps)
         norm[(triton.cdiv(len(x), rows),)](
             x, $residual, weight, out, len(x), ADD=$add, EPSILON=$epsilon, ONE=$one, N=$width, BLOCK=$padded,
             ROWS=rows, num_warps=warps,
