@@ -26,6 +26,8 @@ class Table:
     command: str
     rows: tuple[Row, ...]
     note: str = ""
+    more: Callable[[Any], list[str]] | None = None
+    """Lines of a second table, of the whole file."""
 
 
 def number(unit: str = "", scale: float = 1.0, digits: int = 2) -> Show:

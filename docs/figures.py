@@ -53,4 +53,5 @@ def figures_page() -> str:
             value = look_up(data, row.path)
             lines.append(f"| {row.label} | {'not measured' if value is None else row.show(value)} | {row.goal} |")
         lines += ["", table.note] if table.note else []
+        lines += ["", *table.more(data)] if table.more else []
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,24 @@ def _peaks(model: str) -> Any:
         return ", ".join(f"{name} {value:.2f}" for name, value in sorted(gib.items(), key=lambda pair: pair[1]))
 
     return told
+
+
+def _disagreements(data: Any) -> list[str]:
+    """Solutions that only our rules refuse: the author, the definition, our reason, and the input in words."""
+    lines = [
+        "| author | definition | stage | refused as | smallest input, and what is seen |",
+        "|---|---|---|---|---|",
+    ]
+    for row in data["solutions"].values():
+        passed = "PASSED" in (row.get("theirs"), row.get("published_rule"))
+        if passed and row["status"] in ("wrong", "cheat"):
+            told = _PATH.sub("", row["detail"].splitlines()[0].replace("|", "\\|"))[:200]
+            stage, reason = row["stage"], row["reason"]
+            lines.append(f"| {row['author']} | `{row['definition']}` | {stage} | {reason} | {told} |")
+    return lines
+
+
+_PATH = re.compile(r" at /\S+")
 
 
 def _placed(row: Any) -> str:
@@ -391,6 +410,24 @@ TABLES = (
         ),
         "Public traces of AMD GPUs. The other tool (TraceLens) has the operators of a second trace; we have the "
         "model's config.json alone. All four were seen while this was written.",
+    ),
+    Table(
+        "Public solutions for serving by other authors, on an H200",
+        "serving_solutions",
+        "python -m benchmarks.serving_solutions FOLDER",
+        (
+            Row("judged, of 225 published", "judged", count, "≥ 150"),
+            Row("right; wrong; cheats; not built", "by_status",
+                lambda x: "; ".join(str(x.get(n, 0)) for n in ("correct", "wrong", "cheat", "compile_error"))),
+            Row("not judged: no definition, a library or a GPU-minute too little", "by_status/not judged", count),
+            Row("passed by the published rule, asked here", "passed_by_their_rule_here", count),
+            Row("of these, or of what their own harness passed, refused here", "refused_here_that_theirs_passed",
+                count, "each explained"),
+        ),
+        "The published rule asks for the workloads alone, with normal values. The second table names, for each "
+        "solution that only we refuse, the smallest input that shows why. The stage `determinism` calls on another "
+        "stream, on which the inputs arrive late: NaN and bad sizes there were read before the inputs came.",
+        _disagreements,
     ),
     Table(
         "A paged decode as a reader of memory: 64 sequences of 8,192 tokens, on an H200",
