@@ -274,10 +274,10 @@ def judge_all(args: argparse.Namespace) -> dict[str, Any]:
     rows = {name: row for name, row in found.items() if row["status"] not in AGAIN and row.get("code") == code}
     configs = {name: row.get("config") for name, row in found.items() if row["status"] in FIT}
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    first = sorted(kernels, key=lambda name: (name not in configs, name))
-    for name in serving_rows.in_turn(first, kernels.__getitem__, ORDER):
-        if name not in rows and re.search(args.only, name):
-            waiting.put(name)
+    left = [name for name in kernels if name not in rows and re.search(args.only, name)]
+    left.sort(key=lambda name: (name not in configs, name))
+    for name in serving_rows.in_turn(left, kernels.__getitem__, ORDER):
+        waiting.put(name)
     lock = threading.Lock()
 
     def work(shared: str) -> None:

@@ -19,7 +19,7 @@ ALONE_S, BESIDE_S, MINE_S = 56e-6, 584e-6, 9e-6
 class Drawn(Race):
     """Rounds of given times; each of them late, or none."""
 
-    late: bool
+    late: float
 
     def _refresh(self, number: int) -> None: ...
 
@@ -28,8 +28,9 @@ class Drawn(Race):
 
     def _round(self, seconds: dict[str, list[float]], calls: int) -> None:
         seconds["candidate"].append(MINE_S)
-        seconds["eager"].append(BESIDE_S)
-        self.baselines[0].late += self.late
+        late = len(seconds["eager"]) % 4 < 4 * self.late
+        seconds["eager"].append(BESIDE_S if late or not self.late else ALONE_S)
+        self.baselines[0].late.append(late)
 
     def _physics(self, candidate_s: float, floor_s: float) -> None: ...
 
@@ -40,7 +41,7 @@ class Drawn(Race):
         return comparisons
 
 
-def raced(late: bool) -> list[Comparison]:
+def raced(late: float) -> list[Comparison]:
     problem = SimpleNamespace(compulsory_bytes=lambda case: 1, flops=lambda case: 1)
     track: Any = SimpleNamespace(slots=[], problem=problem, case=SimpleNamespace(dtype="bfloat16"))
     baseline = Baseline("eager", lambda: None, [], None)
@@ -50,13 +51,14 @@ def raced(late: bool) -> list[Comparison]:
     return race.run()
 
 
-def test_a_late_baseline_counts_with_its_time_alone() -> None:
-    (found,) = raced(late=True)
+@pytest.mark.parametrize("late", [1.0, 0.5, 0.25])
+def test_a_late_round_counts_with_the_time_alone(late: float) -> None:
+    (found,) = raced(late)
     assert found.speedup.point == pytest.approx(ALONE_S / MINE_S)
     assert found.baseline_s == pytest.approx(ALONE_S)
 
 
 def test_one_that_was_on_time_speaks_against_the_candidate() -> None:
     with pytest.raises(Refusal, match=r"584\.0 µs beside the candidate, 56\.0 alone") as refused:
-        raced(late=False)
+        raced(late=0.0)
     assert refused.value.reason is Reason.baseline_disturbed

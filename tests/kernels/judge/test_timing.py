@@ -111,12 +111,12 @@ def test_a_baseline_s_timed_calls_find_memory_as_the_candidate_s_do(
 
     def timed(
         calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Any], tries: int
-    ) -> list[float]:
+    ) -> tuple[list[float], bool]:
         for action, call in zip(before, calls, strict=True):
             action()
             told.append(("stirred", set(next(iter(stir.rooms.values())).flatten().tolist())))
             call()
-        return [1.0]
+        return [1.0], True
 
     def called(x: torch.Tensor, scale: float) -> None:
         told.append(("called", set(x.flatten().tolist())))

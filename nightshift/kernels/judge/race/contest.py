@@ -13,6 +13,7 @@ judge's clock over N and 2N calls, and the copy into the judge's buffer is charg
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import statistics
@@ -89,17 +90,19 @@ class Race:
             comparisons = [rounds.compare(case, tier, b.name, floor_s) for b in self.baselines]
             if all(c.speedup.width <= WIDTH for c in comparisons):
                 break
-        if self._as_alone(seconds):
-            comparisons = [Rounds(seconds).compare(case, tier, b.name, floor_s) for b in self.baselines]
+        if any(any(baseline.late) for baseline in self.baselines):
+            rounds = Rounds(seconds | {b.name: self._as_alone(b, seconds[b.name]) for b in self.baselines})
+            comparisons = [rounds.compare(case, tier, b.name, floor_s) for b in self.baselines]
         self._physics(comparisons[0].candidate_s, floor_s)
         chained_s = self._clocks(comparisons[0].candidate_s)
         comparisons = [replace(c, chained_s=chained_s) for c in comparisons]
         for baseline in self.baselines:
-            if self._is_late(baseline):
+            on_time = [not late for late in baseline.late] or [True] * self.rounds_done
+            if 2 * sum(on_time) <= len(on_time):  # the host was busy, which says nothing of the candidate
                 continue
-            logs = Rounds(seconds).logs(baseline.name)
+            logs = list(itertools.compress(Rounds(seconds).logs(baseline.name), on_time))
             alone = self.solo_s.get(baseline.name, math.nan)
-            now = statistics.median(seconds[baseline.name])
+            now = statistics.median(itertools.compress(seconds[baseline.name], on_time))
             if now > 1.3 * alone + 5e-6:
                 text = f"{baseline.name} takes {now * 1e6:.1f} µs beside the candidate, {alone * 1e6:.1f} alone"
                 raise Refusal(Reason.baseline_disturbed, text, "timing")
@@ -109,20 +112,10 @@ class Race:
                 )
         return self._energy(comparisons)
 
-    def _is_late(self, baseline: Baseline) -> bool:
-        """Its times are the host's in half of the rounds: a host that is busy with other work slows what it
-        launches in many pieces, and that says nothing of the candidate."""
-        return 2 * baseline.late >= self.rounds_done
-
-    def _as_alone(self, seconds: dict[str, list[float]]) -> bool:
-        """Give late baselines no worse a time than they have alone. True where one had."""
-        changed = False
-        for baseline in self.baselines:
-            alone, now = self.solo_s.get(baseline.name, math.nan), statistics.median(seconds[baseline.name])
-            if now > alone and self._is_late(baseline):
-                seconds[baseline.name] = [value * alone / now for value in seconds[baseline.name]]
-                changed = True
-        return changed
+    def _as_alone(self, baseline: Baseline, seconds: Sequence[float]) -> list[float]:
+        """A round in which a busy host launched a baseline late counts with its time alone, where that is less."""
+        alone = self.solo_s.get(baseline.name, math.inf)
+        return [min(value, alone) if late else value for value, late in zip(seconds, baseline.late, strict=True)]
 
     def _refresh(self, number: int) -> None:
         self.track.refresh(number, self.track.truths.seed(self.rng))

@@ -71,7 +71,7 @@ class Baseline:
     clock: Callable[[], float] = time.perf_counter
     stir: Stir | None = None  # None: alone, no candidate beside it
     alone_s: float = 0.0  # of one call, where that is known: bounds the calls of a round
-    late: int = 0  # rounds in which the GPU waited for the host to launch it
+    late: list[bool] = field(default_factory=list)  # of each round: the GPU waited for the host to launch it
 
     def call(self, number: int) -> Any:
         with torch.no_grad():
@@ -86,7 +86,7 @@ class Baseline:
         # one that waits for the GPU itself is late however often it is tried
         tries = TRIES if len(chosen) == len(order) else 1
         seconds, on_time = timed(calls, self.flush, before if self.stir is not None else (), tries)
-        self.late += not on_time
+        self.late.append(not on_time)
         return statistics.median(seconds)
 
     def _stir(self, number: int, seed: int) -> None:
