@@ -393,7 +393,7 @@ TABLES = (
         ),
         "Baselines are torch, torch.compile and torch's libraries. References that loop over sequences are slow, "
         "which raises the mean. `kernels deliver` writes no kernel that its baseline outran. In two rows of norms "
-        "(6.1× at h2048 with one row, 0.2× at h2880) a busy host launched the baseline late; the rule is mended since.",
+        "(6.1× at h2048 with one row, 0.2× at h2880) a busy host launched the baseline late; that is mended since.",
     ),
     Table(
         "Traces of SGLang and vLLM, read without their operators",
@@ -424,8 +424,8 @@ TABLES = (
             Row("ours over torch's, continuous batching alone", "decode_tokens_per_s_over_the_best/batched",
                 number("×", 1.0, 2)),
         ),
-        "Eight layers, 200 prompts of random ids, 50 tokens each. Ours: our attention over the paged cache. The kernel "
-        "for `generate` with a static cache was not certified in this run, so it did not run.",
+        "Eight layers, 200 prompts of random ids, 50 tokens each. Ours: our attention over the paged cache. The "
+        "kernel for `generate` with a static cache was not certified in this run, so it did not run.",
     ),
     Table(
         "Public solutions for serving by other authors, on an H200",
