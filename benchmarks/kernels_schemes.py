@@ -29,12 +29,13 @@ ROWS = {
 }
 
 
-def searched(text: str, lift: bool) -> Iterator[dict[str, Any]]:
-    """One row, after each seed; the first scheme of least rank is kept, and the first lift."""
+def searched(text: str, lift: bool, before: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """One row, after each seed; the first scheme of least rank is kept, and the first lift. before: the row of a
+    killed run, whose seeds stay."""
     bar, seeds, limit_s, source = ROWS[text]
     form = scheme.Format.of(text)
-    runs, kept, whole = [], None, None
-    for seed in range(seeds):
+    runs, kept, whole = list(before["runs"]) if before else [], None, None
+    for seed in range(len(runs), seeds):
         found = flip_graph.search(form, bar, seed, limit_s, time.process_time)
         runs.append({**found.origin, "rank": found.rank})
         print(text, runs[-1], flush=True)
@@ -48,6 +49,7 @@ def searched(text: str, lift: bool) -> Iterator[dict[str, Any]]:
             "bar": bar, "bar_source": source, "best_rank": min(run["rank"] for run in runs),
             "reached": sum(run["rank"] <= bar for run in runs), "seeds": len(runs),
             "lifted": whole is not None if lift else None, "runs": runs,
+            **({"first_seeds_at": before["commit"]} if before else {}),
         }  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", help="only these, beside the file's others; default: all")
     parser.add_argument("--game-seconds", type=float, default=120.0)
     parser.add_argument("--no-lift", action="store_true", help="do not lift: minutes of one core at 4x5x5")
+    parser.add_argument("--resume", action="store_true", help="keep the seeds that a killed run has written")
     options = parser.parse_args()
     path = RESULTS / "kernels_schemes.json"
     results: dict[str, Any] = {
@@ -85,7 +88,9 @@ def main() -> None:
     }  # fmt: skip
     for row in options.rows or [*ROWS, "game"]:
         game = row == "game"
-        for made in [played(5, options.game_seconds)] if game else searched(row, not options.no_lift):
+        before = json.loads(path.read_text())["results"]["rows"][row] if options.resume else None
+        lift = not options.no_lift
+        for made in [played(5, options.game_seconds)] if game else searched(row, lift, before):
             # read only now: another process may have written other rows
             rows = json.loads(path.read_text())["results"]["rows"] if path.exists() else {}
             measured = {**made, "commit": commit(), "load": os.getloadavg()[0]}

@@ -33,8 +33,7 @@ from benchmarks.detect_held_out import commit
 from benchmarks.preflight import SLOWED, SMALL, DrawnSensors, beside, replace_products
 from benchmarks.report import write
 from nightshift.kernels.preflight.gpu_tests import QUICK, GpuRun, GpuTests, Sensors
-from nightshift.kernels.preflight.links import rank_program
-from nightshift.kernels.preflight.node import NvmlSensors, run_of, uuids
+from nightshift.kernels.preflight.node import NvmlSensors, rank_program, run_of, uuids
 from nightshift.kernels.preflight.verdict import EarlierPass, PreflightState, judged
 
 PASSES, LINK_BYTES = 6, 1 << 28

@@ -6,19 +6,36 @@ first (`BEGINNINGS`), and the surrogate goes on from there.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
+from nightshift.kernels.candidate import Candidate, Kind
+from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.generate.base import Config, GeneratorError, Value
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template, Warm
 from nightshift.kernels.problem import Case, Inputs, Problem
-from nightshift.kernels.regions.composition import Composer, Composition, GraphPlan
-from nightshift.kernels.regions.graph import GraphError, captured, is_forwarded
-from nightshift.kernels.regions.kernel import Schedule
-from nightshift.kernels.regions.product import ProductSchedule, writes_product
+from nightshift.kernels.regions.graph import (
+    LAID,
+    STRIDES,
+    GraphError,
+    captured,
+    channels_last,
+    copied,
+    deep_in_parts,
+    depth_last,
+    forwarded,
+    is_forwarded,
+)
+from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
+from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
+from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
 
 TILES = {
     "128x128x32": (128, 128, 32, 8, 3), "128x64x32": (128, 64, 32, 4, 3), "64x64x32": (64, 64, 32, 4, 3),
@@ -143,3 +160,334 @@ def attempted(author: Template, case: Case) -> Composition:
     family = author.family
     assert isinstance(family, RegionFamily)
     return family.composed(case, author.warm.configs[0])
+
+
+# Composition ------------------------------------------------------------------------------------------------------
+#
+# A graph as one candidate: which tensors lie in memory, which kernel makes each, and which are torch's to make.
+# Everything between two tensors in memory is one kernel. In memory are the graph's inputs and outputs, what torch's
+# calls take and give, and what a region needs that cannot hold two splits of one tensor (`kernels.regions.kernel`).
+
+_SHAPES = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze"})
+"""Views of another shape and the same order of elements."""
+_SMALL = 4096
+"""Elements of a tensor that the graph holds as a constant, at most."""
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """schedule: of regions; product: of matrix products and convolutions, None where torch makes them all.
+    channels_last: torch's convolutions have their channels last in memory; forward: transposed ones of stride 1 are
+    convolutions with turned weights."""
+
+    schedule: Schedule
+    product: ProductSchedule | None = None
+    convolution: ProductSchedule | None = None
+    channels_last: bool = False
+    forward: bool = False
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The candidate, how many kernels of its own it launches, and what torch makes: operator and why. config: what
+    it was composed by."""
+
+    candidate: Candidate
+    kernels: int
+    calls: Mapping[str, str]
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Composer:
+    """One graph under one plan."""
+
+    module: torch.fx.GraphModule
+    plan: GraphPlan
+    in_memory: dict[Node, None] = field(default_factory=dict)
+    calls: dict[Node, str] = field(default_factory=dict)  # made by torch, and why
+    views: set[Node] = field(default_factory=set)
+    kernels: dict[Node, Written] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lay_out()
+        self.nodes = list(self.module.graph.nodes)
+        self.order = {node: i for i, node in enumerate(self.nodes)}
+        self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]
+        self.alive = _alive(self.outputs)
+        for node in self.nodes:
+            if node.op in ("placeholder", "get_attr") or (LAID in node.meta and node in self.alive):
+                self.in_memory[node] = None
+            elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
+                self._call(node, "no kernel is written for it")
+        for node in self.outputs:
+            self.in_memory[node] = None
+        self._settle()
+
+    def _lay_out(self) -> None:
+        """The graph in the order in memory that the plan's products and torch's calls take."""
+        self.module = copied(self.module)
+        if self.plan.product is not None:
+            self.module = depth_last(deep_in_parts(self.module))
+        if self.plan.forward:
+            self.module = forwarded(self.module)
+        if self.plan.channels_last and self._calls_only_convolutions():
+            self.module = channels_last(self.module, self._is_torchs)
+
+    def _calls_only_convolutions(self) -> bool:
+        """Other calls may pass on the layout that they are given, and no kernel here would know."""
+        torchs = [n for n in self.module.graph.nodes if n.op == "call_function" and self._is_torchs(n)]
+        return all(name_of(node) == "convolution" for node in torchs)
+
+    def _is_torchs(self, node: Node) -> bool:
+        return not kind_of(node) and not self._product_plan(node)
+
+    def _product_plan(self, node: Node) -> ProductSchedule | None:
+        convolution = name_of(node) == "convolution"
+        schedule = self.plan.convolution if convolution else self.plan.product
+        return schedule if schedule is not None and writes_product(node) else None
+
+    def _call(self, node: Node, why: str) -> None:
+        self.calls[node] = why
+        self.in_memory[node] = None
+        for source in _sources(node):
+            self.in_memory[source] = None
+
+    def _settle(self) -> None:
+        """Until every tensor in memory is made of others."""
+        while True:
+            before = len(self.in_memory), len(self.calls)
+            for node in sorted(self.in_memory, key=self.order.__getitem__):
+                self._make(node)
+            shared = self._shared()
+            for node in shared:
+                self.in_memory[node] = None
+            if (len(self.in_memory), len(self.calls)) == before:
+                return
+            self.kernels.clear()
+
+    def _make(self, node: Node) -> None:
+        if node.op != "call_function" or self._is_made(node):
+            return
+        if kind_of(node) == "view" and self._is_free(node) and (node not in self.outputs or self._is_ours(node)):
+            self.views |= {node, *self._chain(node)}
+            self._note_strides(node)
+            return
+        name = f"kernel{self.order[node]}"
+        while not self._is_made(node):
+            resident = set(self.in_memory) - {node}
+            try:
+                # a product with what follows it, where one leads here and to nowhere else
+                made = product_kernel(node, name, resident, self._product_plan, self.alive)
+                if made is None:
+                    region = region_of(node, resident)
+                    made = RegionWriter(region, name, resident, self.plan.schedule).written()
+                self.kernels[node] = made
+            except Cut as cut:
+                self._cut(node, cut)
+
+    def _is_made(self, node: Node) -> bool:
+        """Whether it is settled what makes it: a kernel, torch, or the call of which it is one result."""
+        of_call = _is_item(node) and node.args[0] in self.calls
+        return node in self.kernels or node in self.calls or of_call
+
+    def _cut(self, node: Node, cut: Cut) -> None:
+        """Put into memory what a node's kernel asked for; where it lies there, or cannot, torch makes it."""
+        parts = [u for u in cut.node.users if u in self.alive] if _is_many(cut.node) else [cut.node]
+        if not _is_many(cut.node) and self._is_torchs(cut.node) and not _is_item(cut.node):
+            self._call(cut.node, cut.why)
+        elif node in parts or all(part in self.in_memory for part in parts):
+            if not hasattr(cut.node.target, "_schema"):
+                raise GraphError(f"{cut}: a region that cannot be cut") from cut
+            self._call(cut.node, cut.why)
+        self.in_memory |= dict.fromkeys(parts)
+
+    def _is_free(self, node: Node) -> bool:
+        """Whether a view is torch's to make without copying: of something in memory, whatever its strides."""
+        source = node.args[0]
+        assert isinstance(source, Node)
+        if source not in self.in_memory:
+            return kind_of(source) == "view" and self._is_free(source)
+        return STRIDES not in source.meta or name_of(node) in ("permute", "transpose")
+
+    def _is_ours(self, view: Node) -> bool:
+        """Whether an output is another shape of what is made here, in the same order: no copy of it is due."""
+        source: Any = view.args[0]
+        if name_of(view) not in _SHAPES or source in self.outputs:
+            return False
+        if kind_of(source) == "view" and source not in self.kernels:
+            return self._is_ours(source)
+        return (source in self.calls or source in self.kernels) and STRIDES not in source.meta
+
+    def _note_strides(self, view: Node) -> None:
+        """How a view lies in memory, for kernels that read it: as torch makes it, without a copy."""
+        chain = [view, *self._chain(view)]
+        root: Any = chain[-1].args[0]
+        laid = torch.empty_strided(
+            shape_of(root), root.meta.get(STRIDES) or contiguous(shape_of(root)), device="meta"
+        )
+        for node in reversed(chain):
+            apart = name_of(node) in ("view", "_unsafe_view")
+            rest: Any = node.args[1:]
+            laid = laid.reshape(shape_of(node)) if apart else node.target(laid, *rest, **node.kwargs)  # type: ignore
+        if laid.stride() != contiguous(shape_of(view)):
+            view.meta[STRIDES] = tuple(laid.stride())
+
+    def _chain(self, view: Node) -> Iterator[Node]:
+        """The views between a view and what lies in memory."""
+        source = view.args[0]
+        assert isinstance(source, Node)
+        if source not in self.in_memory:
+            yield source
+            yield from self._chain(source)
+
+    def _shared(self) -> list[Node]:
+        """Reductions that several kernels would make anew."""
+        count: dict[Node, int] = {}
+        for written in self.kernels.values():
+            for node in written.reductions:
+                count[node] = count.get(node, 0) + 1
+        return [node for node, times in count.items() if times > 1 and isinstance(node.meta["val"], torch.Tensor)
+                and node not in self.in_memory]  # fmt: skip
+
+    # Text ---------------------------------------------------------------------------------------------------------
+
+    def composed(self, problem: str, case: Case) -> Composition:
+        """The candidate for one case: its sizes stand in the kernels."""
+        wanted = [n for n in self.nodes if (n in self.in_memory and n in self.alive) or n in self.views]
+        kernels = self._renamed([n for n in wanted if n in self.kernels])
+        called = {str(n.target).removeprefix("aten."): why for n, why in self.calls.items() if n in self.alive}
+        kind: Kind = "own_kernel" if not called else "composition" if kernels else "library"
+        text = _file(problem, case, kind, kernels, self._lines(wanted))
+        return Composition(parse_candidate(text, "regions").candidate, len(kernels), called)
+
+    def _lines(self, wanted: Sequence[Node]) -> list[str]:
+        """What makes these tensors one after the other, each forgotten after its last use, and returns the
+        outputs."""
+        names = {node: f"a[{i}]" for i, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
+        lines: list[str] = []
+        last = self._last_uses(wanted)
+        for node in wanted:
+            if node.op == "placeholder":
+                continue
+            names[node] = f"t{self.order[node]}"
+            lines += self._statement(node, names)
+            lines += [f"{names[n]} = None" for n in last.get(node, ()) if names.get(n, "a").startswith("t")]
+        made = [names[x] for x in self.outputs]
+        many = isinstance(self.nodes[-1].args[0], list | tuple) and len(made) > 1
+        return [*lines, f"return ({', '.join(made)},)" if many else f"return {made[0]}"]
+
+    def _renamed(self, nodes: Sequence[Node]) -> list[str]:
+        """The texts of all kernels. Those of one text are one kernel, compiled once: a network repeats itself."""
+        texts: dict[str, str] = {}
+        for node in nodes:
+            made = self.kernels[node]
+            text = re.sub(rf"\b{made.name}\b", "kernel_of_no_name", made.source)
+            name = texts.setdefault(text, f"kernel{len(texts)}")
+            self.kernels[node] = replace(made, name=name)
+        return [text.replace("kernel_of_no_name", name) for text, name in texts.items()]
+
+    def _last_uses(self, wanted: Sequence[Node]) -> dict[Node, list[Node]]:
+        last: dict[Node, Node] = {}
+        for node in wanted:
+            uses = self.kernels[node].arguments if node in self.kernels else _sources(node)
+            for source in uses:
+                last[source] = node
+        made: dict[Node, list[Node]] = {}
+        roots = {root for view in self.views for root in _sources(view)}
+        for source, node in last.items():
+            if source is not node and source not in self.outputs and source not in roots:
+                made.setdefault(node, []).append(source)
+        return made
+
+    def _statement(self, node: Node, names: Mapping[Node, str]) -> list[str]:
+        name = names[node]
+        if node.op == "get_attr":
+            return [f"{name} = {self._constant(node)}"]
+        if node in self.kernels:
+            made = self.kernels[node]
+            form = f"{shape_of(node)}, dtype={dtype_of(node)}, device={_device(self.nodes)}"
+            given = ", ".join([*(names[x] for x in made.arguments[:-1]), name])
+            stages = f", num_stages={made.stages}" if made.stages else ""
+            return [
+                f"{name} = torch.empty({form})",
+                f"{made.name}[{made.grid}]({given}, {made.constants}, num_warps={made.warps}{stages})",
+            ]
+        if _is_item(node):
+            return [f"{name} = {names[node.args[0]]}[{node.args[1]}]"]  # type: ignore[index]
+        target = "reshape" if name_of(node) in ("view", "_unsafe_view") else ""
+        if target:
+            return [f"{name} = {_text(node.args[0], names)}.reshape({shape_of(node)})"]
+        values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
+        form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
+        turned = STRIDES in node.meta and name_of(node) == "convolution"
+        laid = f".contiguous(memory_format=torch.{form})" if turned else ""
+        return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
+
+    def _constant(self, node: Node) -> str:
+        value: Any = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
+            raise GraphError(f"{node.target}: the model keeps a tensor that is no parameter and no buffer")
+        made = f"torch.tensor({value.tolist()!r}, dtype={value.dtype}, device={_device(self.nodes)})"
+        return made.replace("inf", "float('inf')").replace("nan", "float('nan')")
+
+
+def _file(problem: str, case: Case, kind: Kind, kernels: Sequence[str], lines: Sequence[str]) -> str:
+    """A candidate's file, for one case alone."""
+    bounds = ", ".join(f"{name} {n}..{n}" for name, n in case.params)
+    head = {"problem": problem, "language": "triton" if kernels else "python", "kind": kind}
+    head |= {"determinism": "bitwise", "dtypes": case.dtype, "layouts": "contiguous offset", "bounds": bounds}
+    parts = ["# nightshift candidate\n" + "".join(f"# {key}: {value}\n" for key, value in head.items() if value)]
+    parts.append("import torch\nimport triton\nimport triton.language as tl\n")
+    laid = "    a = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in a]\n"
+    body = "".join(f"    {line}\n" for line in lines)
+    return "\n\n".join([*parts, *kernels, f"def entry(*a):\n{laid}{body}"])
+
+
+def _device(nodes: Sequence[Node]) -> str:
+    places = [n for n in nodes if n.op == "placeholder"]
+    return f"a[{next((i for i, n in enumerate(places) if is_tensor(n)), 0)}].device"
+
+
+def _is_item(node: Node) -> bool:
+    return node.op == "call_function" and "getitem" in str(node.target)
+
+
+def _is_many(node: Node) -> bool:
+    """Whether its value is several tensors."""
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _sources(node: Node) -> list[Node]:
+    return list(node.all_input_nodes)
+
+
+def _alive(outputs: Sequence[Node]) -> set[Node]:
+    seen, left = set(), list(outputs)
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += node.all_input_nodes
+    return seen
+
+
+def _text(value: Any, names: Mapping[Node, str]) -> str:
+    if isinstance(value, Node):
+        return names[value]
+    if isinstance(value, list | tuple):
+        inner = ", ".join(_text(x, names) for x in value)
+        return f"[{inner}]"
+    if isinstance(value, torch.device):
+        return "a[0].device"
+    return repr(value) if not isinstance(value, float) or math.isfinite(value) else f"float('{value}')"

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from nightshift.kernels.preflight.gpu_tests import QUICK
-from nightshift.kernels.preflight.links import links
-from nightshift.kernels.preflight.node import disk, gpu_runs, network
+from nightshift.kernels.preflight.node import disk, gpu_runs, links, network
 from nightshift.kernels.preflight.verdict import PreflightState, judged
 
 PROGRAM = """

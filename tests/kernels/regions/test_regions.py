@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from nightshift.kernels.problem import Case
 from nightshift.kernels.regions import graph
-from nightshift.kernels.regions.composition import Composer, Composition, GraphPlan
+from nightshift.kernels.regions.author import Composer, Composition, GraphPlan
 from nightshift.kernels.regions.graph import GraphError, captured
 from nightshift.kernels.regions.index import Coordinate, Digit, Uncut, grouped, linear, merged
 from nightshift.kernels.regions.kernel import Schedule, contiguous
