@@ -71,7 +71,9 @@ def test_everywhere_is_ipv4_where_there_is_nothing_else(
 def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
     async def sends_without_delay() -> bool:
         met: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
-        server = await asyncio.start_server(lambda _, writer: met.set_result(writer), sock=listening("127.0.0.1", 0))
+        server = await asyncio.start_server(
+            lambda _, writer: met.set_result(writer), sock=listening("127.0.0.1", 0)
+        )
         async with server:
             _, asking = await asyncio.open_connection(*server.sockets[0].getsockname())
             ours = await met

@@ -151,10 +151,12 @@ def test_top_shows_the_fleet_and_what_is_open_on_a_terminal_of_60_columns(ask: C
     assert detail
 
 
-def test_without_textual_top_names_the_extra(ask: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_textual_top_names_the_command_that_installs_it(
+    ask: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "nightshift.agent.cli.live", None)
     refused = ask.invoke(app, ["top"])
-    assert "install the extra `top`" in str(refused.exception)
+    assert "pip install 'nightshift-oncall[top]'" in str(refused.exception)
 
 
 def test_a_locale_without_utf_8_loses_signs_and_no_answer(ask: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
