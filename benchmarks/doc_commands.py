@@ -59,11 +59,11 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Lines that another check runs."""
 NEEDS: Mapping[str, str] = {
-    r".*docker buildx|cosign": "docker's buildx and cosign, which are not packaged here",
+    r".*docker buildx|cosign": "docker's buildx and cosign; tests/test_images.py builds the same files by buildah",
     r".*(benchmarks\.incidents|holmes/bin)": "a language model",
     r"nightshift kernels optimize": "a GPU; tests/kernels/loop/test_optimise.py runs it on a processor",
     r"exec nightshift preflight": "a GPU; results/preflight.json is its run on an H200",
-    r"nightshift policy (train|evaluate) power": "minutes of training and data that people download",
+    r"nightshift policy evaluate power": "data that people download",
     r"(sacctmgr|install -D|cd /usr/local|for name in)": "root on a Slurm node; "
     "tests/controllers/actuators/test_slurm_site.py does the same on a Slurm of its own",
     r"kubectl .*(port-forward|create job)": "a kubelet: our API server runs no pods",
