@@ -14,13 +14,13 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup setup-test setup-benchmarks bench-field demo test tests test-full test-torch test-images gpu-check lint docs site clean
 .DEFAULT_GOAL := setup
 
-setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
+setup: $(VENV)/.core  ## the daemon, the CLI with its live screen and the demo: no torch, no test tools
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
 	@test -x $(BIN)/pip || $(PYTHON) -m pip --python $(BIN)/python install $(QUIET) pip 2> /dev/null || $(BIN)/python -m ensurepip
-	$(PIP) -e .
+	$(PIP) -e '.[top]'
 	@$(BIN)/python -c 'import examples.demo.__main__'
 	@touch $@
 

@@ -49,17 +49,23 @@ ELSEWHERE: Mapping[str, str] = {
     r"helm ": "tests/helm/test_docs.py renders it, test_release.py installs it, by Helm's own library",
     r"export NIGHTSHIFT_CONFIG=FOLDER": "tests/examples/test_demo_once.py sets it and runs all thirty tasks",
     r"sh deploy/debian-base|.*buildah|skopeo|container=": "tests/test_images.py builds and pushes by these tools",
+    r".*rca_evals (live|table|feedback|export|holmes)": "tests/agent/test_rca_evals.py: a scripted model answers",
+    r".*rca_evals replay": "results/rca_evals.json is its run; the cases are other projects'",
+    r".*rca_evals beside": "results/rca_beside_holmes.json is its run",
+    r"nightshift policy (train|evaluate|ship|shadow|promote) cache": "tests/agent/cli/test_cache_policy.py runs it",
+    r"nightshift policy ship power": "tests/agent/control/test_policy_path.py runs it",
+    r"nightshift kernels promote": "tests/agent/kernels/test_kernel_evidence.py: a certificate that an H200 made",
     r"NIGHTSHIFT_TEST_KUBECONFIG": "CI runs these tests against the server in the page's first line",
 }
 """Lines that another check runs."""
 NEEDS: Mapping[str, str] = {
-    r".*docker buildx|cosign": "docker's buildx and cosign, which are not packaged here",
-    r".*(rca_evals (live|holmes|beside|feedback|table)|benchmarks\.incidents|holmes/bin)": "a language model",
-    r".*rca_evals": "the cases of other projects, which are not part of this one",
-    r"nightshift kernels optimize|exec nightshift preflight": "a GPU",
-    r"nightshift policy (train|evaluate|ship|shadow|promote)": "minutes of training and data that people download",
-    r"nightshift kernels promote": "a certificate and key of one's own, which a GPU makes",
-    r"(sacctmgr|install -D|cd /usr/local|for name in)": "root on a Slurm node; tests/slurm_lab.py does it there",
+    r".*docker buildx|cosign": "docker's buildx and cosign; tests/test_images.py builds the same files by buildah",
+    r".*(benchmarks\.incidents|holmes/bin)": "a language model",
+    r"nightshift kernels optimize": "a GPU; tests/kernels/loop/test_optimise.py runs it on a processor",
+    r"exec nightshift preflight": "a GPU; results/preflight.json is its run on an H200",
+    r"nightshift policy evaluate power": "data that people download",
+    r"(sacctmgr|install -D|cd /usr/local|for name in)": "root on a Slurm node; "
+    "tests/controllers/actuators/test_slurm_site.py does the same on a Slurm of its own",
     r"kubectl .*(port-forward|create job)": "a kubelet: our API server runs no pods",
 }
 """Lines that this machine cannot run, and why. A pattern that matches no line fails the check of the results."""

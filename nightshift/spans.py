@@ -44,8 +44,8 @@ def start(cluster: str, replica: str) -> Callable[[], None]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise Permanent(
-            f"{ENDPOINTS[1]} is set, but the exporter of spans is not installed ({error}): install the extra "
-            "`spans`, or unset the variable"
+            f"{ENDPOINTS[1]} is set, but the exporter of spans is not installed ({error}): "
+            "pip install 'nightshift-oncall[spans]', or unset the variable"
         ) from error
     named = {"service.name": "nightshift", "service.version": program_version(), "service.instance.id": replica}
     provider = TracerProvider(resource=Resource.create({**named, "k8s.cluster.name": cluster}))

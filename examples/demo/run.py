@@ -301,6 +301,8 @@ class Demo:
         week = f"{datetime.fromtimestamp(now_s, UTC):%G-W%V}"
         with store.database.read() as connection:
             report = make_goodput(connection, self.world.start_s, now_s, None)
+        # as the daemon sends it: none of a week in which nothing was booked
+        weekly = plain_text(weekly_message(report, week, "")) if report.wall_gpu_s > 0 else []
         power_line = (
             f"Power, in shadow: limits of {len(pairs)} jobs {before_w:,.0f} W, proposed {after_w:,.0f} W, "
             f"{clipped} proposals limited by the shield"
@@ -312,7 +314,7 @@ class Demo:
                 f"Kernel, recorded on an H200: {one.problem} {one.verdict}, certificate {one.sha256[:16]}"
                 for one in search.certificates
             ),
-            *("Weekly report: " + line for line in plain_text(weekly_message(report, week, ""))),
+            *("Weekly report: " + line for line in weekly),
         )
 
     def calls(self) -> dict[str, list[str]]:

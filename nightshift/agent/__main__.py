@@ -133,6 +133,12 @@ def main() -> None:
         _say(error)
         # sysexits.h, EX_TEMPFAIL: a script may try again on this one alone.
         sys.exit(75)
+    except OSError as error:  # a home or a disk that cannot be written
+        if error.filename is None:
+            raise
+        aside = ". Source what `nightshift --show-completion` prints" if "--install-completion" in sys.argv else ""
+        _say(Permanent(f"{error.filename}: {error.strerror}{aside}"))
+        sys.exit(2)
 
 
 def _say(error: Exception) -> None:

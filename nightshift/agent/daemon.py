@@ -86,14 +86,18 @@ def run(config: Path | None) -> None:
 
     try:
         app.start()
-        # Objects of the API server and frames come by the million and have no cycles: at the interpreter's own
-        # thresholds, looking for some took half of the time of a first list.
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 10)
+        collect_garbage_rarely()
         app.run(between_looks)
     finally:
         app.stop()
         end_spans()
+
+
+def collect_garbage_rarely() -> None:
+    """Objects of the API server and frames come by the million and have no cycles: at the interpreter's own
+    thresholds, a search for some took half of the time of a first list, and of a large fleet's page."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 10)
 
 
 def _warn(settings: Settings, log: structlog.typing.FilteringBoundLogger) -> None:

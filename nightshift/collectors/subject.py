@@ -233,11 +233,15 @@ class Inventory:
         ]
 
     def children(self, parent: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
-        return sorted(
-            child
-            for child in tuple(self._down.get(parent, ()))
-            if (kind is None or child.kind is kind) and parent in self.parents(child, at_s)
-        )
+        return sorted(self._children(parent, at_s, kind))
+
+    def _children(self, parent: Subject, at_s: float, kind: SubjectKind | None = None) -> Iterator[Subject]:
+        for child in tuple(self._down.get(parent, ())):
+            if kind is None or child.kind is kind:
+                for m in tuple(self._up.get(child, ())):
+                    if m.since_s <= at_s < m.until_s and m.parent == parent:
+                        yield child
+                        break
 
     def ancestors(self, subject: Subject, at_s: float) -> dict[Subject, int]:
         """Everything above a subject with its distance in relations; the subject itself at 0. Above a MIG instance
@@ -280,7 +284,7 @@ class Inventory:
         """Every subject of that kind at or under this one."""
         found, frontier = {subject}, [subject]
         while frontier:
-            for child in self.children(frontier.pop(), at_s):
+            for child in self._children(frontier.pop(), at_s):
                 if child not in found:
                     found.add(child)
                     frontier.append(child)

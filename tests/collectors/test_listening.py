@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from typing import Any
@@ -65,3 +66,20 @@ def test_everywhere_is_ipv4_where_there_is_nothing_else(
         assert reached(bound, "127.0.0.1")
     with pytest.raises(OSError, match=r"not supported|Cannot assign"):
         listening("::1", 0)
+
+
+def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
+    async def sends_without_delay() -> bool:
+        met: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+        server = await asyncio.start_server(
+            lambda _, writer: met.set_result(writer), sock=listening("127.0.0.1", 0)
+        )
+        async with server:
+            _, asking = await asyncio.open_connection(*server.sockets[0].getsockname())
+            ours = await met
+            delay = ours.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            asking.close()
+            ours.close()
+        return bool(delay)
+
+    assert asyncio.run(sends_without_delay())

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from examples.demo import recorded
 from examples.demo.job import JobState
 from examples.demo.recording import Recording, load
+from examples.demo.run import Demo
 from examples.demo.scenario import GPUS_PER_NODE, NODES, START_S, TICK_S, BenignKind, FaultKind, draw
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
@@ -261,3 +262,13 @@ def test_the_kernel_of_the_recorded_search_is_the_one_that_was_judged() -> None:
     assert EvidenceReason.other_judge in {one.reason for one in promotable(record_of(predicate), UNKNOWN)}
     with pytest.raises(CertificateError):
         read(envelope, {})
+
+
+def test_a_demo_stopped_before_its_first_look_ends_without_an_error(tmp_path: Path) -> None:
+    demo = Demo(4210, tmp_path, approve=False)
+    try:
+        demo.app.shut_down()
+        report = demo.run()
+    finally:
+        demo.close()
+    assert not any(line.startswith("Weekly report") for line in report.story)

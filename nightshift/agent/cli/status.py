@@ -30,7 +30,9 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
     except Temporary as error:
         if there is not None:
             raise
-        raise Temporary(f"no daemon with this configuration answers on this machine: {error}") from error
+        raise Temporary(
+            f"no daemon with this configuration answers on this machine: {error}. Start it: nightshift run"
+        ) from error
     if as_json:
         print_json(found)
     else:

@@ -21,7 +21,7 @@ def top(
     try:
         from nightshift.agent.cli.live import LiveFleet
     except ModuleNotFoundError as error:
-        raise Permanent(f"{error.name} is missing: install the extra `top`") from error
+        raise Permanent(f"{error.name} is missing: pip install 'nightshift-oncall[top]'") from error
     there = remote() or beside(config)
     there.status_json()  # a daemon that does not answer is named before the screen changes
     LiveFleet(there, every_s).run()

@@ -493,7 +493,7 @@ def serve(
     try:
         from nightshift.kernels.loop.tool_server import KernelTools
     except ModuleNotFoundError as error:
-        raise Permanent(f"{error}: install the extra `mcp`") from error
+        raise Permanent(f"{error}: pip install 'nightshift-oncall[mcp]'") from error
     with _refusals():
         tools = KernelTools(where_of(device), problem or (), shelf_folder())
     try:

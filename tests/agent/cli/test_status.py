@@ -151,10 +151,12 @@ def test_top_shows_the_fleet_and_what_is_open_on_a_terminal_of_60_columns(ask: C
     assert detail
 
 
-def test_without_textual_top_names_the_extra(ask: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_textual_top_names_the_command_that_installs_it(
+    ask: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "nightshift.agent.cli.live", None)
     refused = ask.invoke(app, ["top"])
-    assert "install the extra `top`" in str(refused.exception)
+    assert "pip install 'nightshift-oncall[top]'" in str(refused.exception)
 
 
 def test_a_locale_without_utf_8_loses_signs_and_no_answer(ask: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +170,18 @@ def test_a_locale_without_utf_8_loses_signs_and_no_answer(ask: CliRunner, monkey
         answer = told.getvalue().decode("ascii")
     assert "? cluster " in answer
     assert "Sources: 1 of 2 work" in answer
+
+
+def test_completion_on_a_home_that_cannot_be_written_names_the_file_and_the_other_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".bashrc").mkdir()  # root may write where a mode forbids it
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(sys, "argv", ["nightshift", "--install-completion", "bash"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / ".bashrc") in said
+    assert "--show-completion" in said
