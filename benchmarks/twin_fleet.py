@@ -4,12 +4,12 @@ Rates: Llama 3 (`benchmarks.llama3_failures`), independent in time. Places, assu
 32 nodes a leaf switch (each node has one port there), 16 racks a power domain, jobs of a fortieth of the cluster
 but at most 128 nodes (the guard refuses a plan that stops more than a tenth of the GPUs), 2 % spare nodes.
 Of network faults a quarter takes a leaf switch (assumed), the others one node's port. Of power supplies each fault
-takes its rack (assumed). A storm is the power of one domain. Repairs, assumed: a reboot mends a node in 5 minutes;
-a drained node that is not rebooted is mended by people in a day; a switch, power, or what no plan mends in half an
-hour.
+takes its rack (assumed). A storm is the power of one domain. Repairs, assumed: a reset or reboot mends a node in 5
+minutes; a drained node is mended by people in a day; a switch, power, or what no plan mends in half an hour.
 
 A job stops with the first of its nodes that fails, and starts anew from its last checkpoint (each 10 minutes) when
-all its places are good: 3 minutes of start-up, steps of 10 s. A drained node's place goes to a spare.
+all its places are good: 3 minutes of start-up, steps of 10 s. A place goes to a spare when its node is drained, and
+also when it is reset or rebooted: `controllers.actuators.kube_repair` first moves what runs there.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ STORM = FaultModel("power domain", 0.0, lost=True, nodes=DOMAIN_NODES, whole_nod
 
 @dataclass
 class DrawnFault:
-    """One that happened (Unix s; NaN: not yet). `released_s`: when its job's places were all good again."""
+    """One that happened (Unix s; NaN: not yet). `released_s`: when the jobs that it stopped may run again, of which
+    `stopped` still wait."""
 
     model: FaultModel
     at_s: float
@@ -91,6 +92,7 @@ class DrawnFault:
     job: str = ""
     over_s: float = math.nan
     released_s: float = math.nan
+    stopped: set[str] = field(default_factory=set)
 
     @property
     def gpus(self) -> np.ndarray:
@@ -116,14 +118,16 @@ class TwinFleet:
     """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published, and
     people mend as many times sooner, so that no more spares are in use than at published rates."""
 
-    def __init__(self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0) -> None:
+    def __init__(
+        self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0, job_nodes: int = JOB_NODES
+    ) -> None:
         self.gpus, self.start_s, self.cluster, self.haste = gpus, start_s, cluster, haste
         self.rng = np.random.default_rng(seed)
         self.index = SeriesIndex(K.GPU, tuple(Subject(K.GPU, f"GPU-{cluster}-{g:07d}") for g in range(gpus)))
         self.nodes = [Subject(K.NODE, f"{cluster}-n{n:06d}") for n in range(gpus // PER_NODE)]
         working = len(self.nodes) - max(1, int(len(self.nodes) * SPARES))
         self.spares = list(range(working, len(self.nodes)))
-        size = max(1, min(JOB_NODES, len(self.nodes) // JOB_PART))
+        size = max(1, min(job_nodes, len(self.nodes) // JOB_PART))
         starts = range(0, working, size)
         self.jobs = [
             TwinJob(Subject(K.JOB, f"team{j % 40}/job{j}"), list(range(s, min(s + size, working))), start_s - 3e3)
@@ -140,6 +144,8 @@ class TwinFleet:
         self.open: list[DrawnFault] = []
         self.out: dict[int, float] = {}
         """Node that was drained → when it is good again."""
+        self.repairing: set[int] = set()
+        """Nodes of `out` that a reset or reboot gives back."""
         self.touched: set[int] = set()
         """Nodes that a drain, reset or reboot was done to."""
         self._seen = 0
@@ -212,13 +218,14 @@ class TwinFleet:
         if model.lost:
             self.dark[made.gpus] += 1
         for node in nodes:
-            self._stop(node, now_s)
+            self._stop(made, node)
         return made
 
-    def _stop(self, node: int, now_s: float) -> None:
+    def _stop(self, fault: DrawnFault, node: int) -> None:
         if (job := self.job_of.get(node)) is None:
             return
         job.bad.add(node)
+        fault.stopped.add(job.subject.name)
         if not math.isnan(job.runs_s):
             job.runs_s, job.step = math.nan, job.saved
 
@@ -243,8 +250,9 @@ class TwinFleet:
             return
         job.runs_s, job.run = now_s + START_UP_S, job.run + 1
         for fault in self.faults:
-            if math.isnan(fault.released_s) and all(self.job_of.get(n) in (None, job) for n in fault.nodes):
-                fault.released_s = now_s
+            if math.isnan(fault.released_s) and job.subject.name in fault.stopped:
+                fault.stopped.discard(job.subject.name)
+                fault.released_s = math.nan if fault.stopped else now_s
 
     # The world's answer to actions --------------------------------------------------------------------------
 
@@ -260,6 +268,9 @@ class TwinFleet:
             self._end(fault, now_s)
         for node in [node for node, good_s in self.out.items() if now_s >= good_s]:
             del self.out[node]
+            if node in self.repairing:
+                self.repairing.discard(node)
+                self._spare(node)
             for fault in [f for f in self.open if f.nodes == (node,)]:
                 self._end(fault, now_s)
 
@@ -279,10 +290,16 @@ class TwinFleet:
             self._move(node, now_s, inventory)
         elif kind in (ActionKind.REBOOT_NODE, ActionKind.RESET_GPU):
             self.out[node] = now_s + REBOOT_S
+            self.repairing.add(node)
+            self._move(node, now_s, inventory)
         elif kind in (ActionKind.UNCORDON, ActionKind.RETURN_NODE):
             inventory.describe(self.nodes[node], unschedulable="false")
-            if node not in self.job_of:
-                self.spares.append(node)
+            self._spare(node)
+
+    def _spare(self, node: int) -> None:
+        """A node that came back without a job is a spare."""
+        if node not in self.job_of and node not in self.spares:
+            self.spares.append(node)
 
     def _move(self, node: int, now_s: float, inventory: Inventory) -> None:
         """A drained node's place goes to a spare."""
