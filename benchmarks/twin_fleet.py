@@ -9,7 +9,8 @@ minutes; a drained node is mended by people in a day; a switch, power, or what n
 
 A job stops with the first of its nodes that fails, and starts anew from its last checkpoint (each 10 minutes) when
 all its places are good: 3 minutes of start-up, steps of 10 s. A place goes to a spare when its node is drained, and
-also when it is reset or rebooted: `controllers.actuators.kube_repair` first moves what runs there.
+also when it is reset or rebooted: `controllers.actuators.kube_repair` first moves what runs there. A job that is
+restarted leaves its cordoned nodes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.llama3_failures import per_gpu_day
 from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.lines import KernelLogParser
+from nightshift.collectors.kubernetes.states import Trouble, written
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 from nightshift.controllers.action import ActionKind
@@ -36,6 +38,8 @@ JOB_PART = 40
 CHECKPOINT_S, START_UP_S, STEP_S = 600.0, 180.0, 10.0
 REBOOT_S, PEOPLE_S, SHARED_REPAIR_S = 300.0, 86_400.0, 1_800.0
 SWITCH_SHARE = 0.25
+GRACE_S = 50.0
+"""After it Kubernetes calls a silent node not ready: its controller's default since 1.32, 40 s before."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,7 @@ class TwinFleet:
         self.touched: set[int] = set()
         """Nodes that a drain, reset or reboot was done to."""
         self._seen = 0
+        self._unready: set[int] = set()
         self._parsers: dict[int, KernelLogParser] = {}
 
     def _usual(self) -> np.ndarray:
@@ -264,6 +269,8 @@ class TwinFleet:
                 self._acted(int(effect.target.name[-6:]), effect.kind, now_s, inventory)
             elif effect.target.kind is K.GPU:
                 self._acted(int(effect.target.name[-7:]) // PER_NODE, effect.kind, now_s, inventory)
+            elif effect.kind is ActionKind.RESTART_JOB:
+                self._restarted(effect.target, now_s, inventory)
         for fault in [f for f in self.open if now_s - f.at_s >= self._mends_s(f)]:
             self._end(fault, now_s)
         for node in [node for node, good_s in self.out.items() if now_s >= good_s]:
@@ -295,6 +302,12 @@ class TwinFleet:
         elif kind in (ActionKind.UNCORDON, ActionKind.RETURN_NODE):
             inventory.describe(self.nodes[node], unschedulable="false")
             self._spare(node)
+
+    def _restarted(self, subject: Subject, now_s: float, inventory: Inventory) -> None:
+        """A job starts again on other nodes in place of cordoned ones."""
+        for job in (job for job in self.jobs if job.subject == subject):
+            for node in [n for n in job.places if inventory.fact(self.nodes[n], "unschedulable") == "true"]:
+                self._move(node, now_s, inventory)
 
     def _spare(self, node: int) -> None:
         """A node that came back without a job is a spare."""
@@ -343,6 +356,7 @@ class TwinFleet:
         events = [event for fault in fresh for event in self._events(fault, now_s)]
         records = [event.record for event in events]
         records += [line for f in fresh if f.model.name == "software" for line in self._crash(f, now_s)]
+        records += self._not_ready(now_s)
         return Batch(statuses, (frame,), list(self._steps(now_s, past_s)), records, events)
 
     def _statuses(self, now_s: float) -> list[SourceStatus]:
@@ -405,6 +419,20 @@ class TwinFleet:
             if gpu is not None:
                 event = KernelEvent(event.kind, record, subject, event.code, gpu, event.pci_address)
             yield event
+
+    def _not_ready(self, now_s: float) -> Iterator[LogRecord]:
+        """What an API server says of nodes without power or host, and once that they are back."""
+        gone = {
+            node: fault.at_s + GRACE_S
+            for fault in self.open
+            for node in (fault.nodes if fault.model.whole_node and now_s >= fault.at_s + GRACE_S else ())
+        }
+        for node in sorted(self._unready | gone.keys()):
+            told = "Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting node status."
+            wrong = (Trouble("not_ready", "Unknown", told, gone[node]),) if node in gone else ()
+            subject = self.nodes[node]
+            yield from written("Node", subject.name, {}, wrong, subject, now_s)
+        self._unready = set(gone)
 
     def _crash(self, fault: DrawnFault, now_s: float) -> Iterator[LogRecord]:
         if (job := self.job_of.get(fault.nodes[0])) is not None:
