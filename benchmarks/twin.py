@@ -212,7 +212,7 @@ def power() -> dict[str, Any]:
     }
 
 
-DAYS = {1_000: (0.5, 60.0), 10_000: (0.125, 40.0), SHARD: (0.0625, 20.0)}
+DAYS = {1_000: (0.5, 60.0), 10_000: (0.125, 40.0), SHARD: (0.03125, 40.0)}
 """By cluster size: days run, and how many times as often as published faults come."""
 MEMORY = "/dev/shm"
 
