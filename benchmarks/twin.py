@@ -7,9 +7,9 @@ differ in what is drawn alone: a sum is ten times theirs, and `clusters_run` say
 cost: looks 5 s apart with published fault rates and the loss of one power domain, over the ten minutes in which
 every detector's state is stored at least once. Seconds of one core by stage.
 flat: the same without a storm, as many clusters of 10,000 GPUs, where a larger cluster shares out nothing, beside
-clusters of 50,000.
+clusters of 50,000. A job costs a look as much as hundreds of GPUs do, so jobs are of one size in all of them.
 power: the cost of power control in shadow, beside the same looks without it.
-days: three clusters for hours, looks 30 s apart, faults many times as often as published so that there are
+days: three clusters for hours, looks 5 s apart, faults many times as often as published so that there are
 enough of them (`DAYS`); two people approve each plan at the next look. Pages a day and ETTR are given for the
 published rates: what comes of a fault is counted by fault, what comes of none by day. Nothing is timed in it.
 `--size` runs one of its clusters alone and keeps the others.
@@ -47,6 +47,8 @@ RUN = 2
 """Clusters of a fleet that are run."""
 EQUAL, EQUAL_RUN = 10_000, 3
 """GPUs of each of many equal clusters, and how many are run."""
+EQUAL_JOB_NODES = 31
+"""Nodes of each job in both sizes of cluster: a fortieth of the smaller one."""
 TARGETS = (100_000, 1_000_000, 10_000_000)
 STAGES = ("merge", "history", "detect", "budget", "correlate and store", "housekeeping")
 DRAWS = 2_000
@@ -87,7 +89,11 @@ def cost() -> dict[str, Any]:
 
 def flat() -> dict[str, Any]:
     """The cost of a GPU without a storm, which costs as much in a small cluster as in a large one."""
-    runs = {gpus: [shard(gpus, seed, LOOKS, TICK_S) for seed in range(1, 1 + EQUAL_RUN)] for gpus in (EQUAL, SHARD)}
+    jobs = ("--job-nodes", str(EQUAL_JOB_NODES))
+    runs = {
+        gpus: [shard(gpus, seed, LOOKS, TICK_S, *jobs) for seed in range(1, 1 + EQUAL_RUN)]
+        for gpus in (EQUAL, SHARD)
+    }
     equal, large = runs[EQUAL], runs[SHARD]
     fleets = {str(size): _fleet(equal[: size // EQUAL], size // EQUAL) for size in SIZES if size >= EQUAL}
     by_gpu = [fleet["mean_us_a_gpu"] for fleet in fleets.values()]
@@ -206,18 +212,17 @@ def power() -> dict[str, Any]:
     }
 
 
-DAYS = {1_000: (0.5, 60.0), 10_000: (0.25, 20.0), SHARD: (0.125, 10.0)}
+DAYS = {1_000: (0.5, 60.0), 10_000: (0.125, 40.0), SHARD: (0.03125, 40.0)}
 """By cluster size: days run, and how many times as often as published faults come."""
-DAYS_TICK_S = 30.0
 MEMORY = "/dev/shm"
 
 
 def days(size: int) -> dict[str, Any]:
     """One cluster: faults and what the daemon made of them. Its files are in memory if there is such a folder."""
     length, haste = DAYS[size]
-    looks = int(length * 86_400 / DAYS_TICK_S)
+    looks = int(length * 86_400 / TICK_S)
     folder = MEMORY if os.path.isdir(MEMORY) else None
-    row = shard(size, 7, looks, DAYS_TICK_S, "--haste", str(haste), folder=folder)
+    row = shard(size, 7, looks, TICK_S, "--haste", str(haste), folder=folder)
     return _lived(row, length, haste) | {"cluster": row, "commit": commit()}
 
 
@@ -246,7 +251,7 @@ def _lived(row: dict[str, Any], length: float, haste: float) -> dict[str, Any]:
         "look_cpu_s": row["cpu_s"]["look"]["mean"] + row["other_threads_cpu_s"]["mean"],
         "peak_bytes": row["peak_bytes"],
         "database_rows_a_day": sum(row["rows"].values()) / length,
-        "samples_a_day": row["messages"]["samples"] * 86_400 / DAYS_TICK_S,
+        "samples_a_day": row["messages"]["samples"] * 86_400 / TICK_S,
     }
 
 

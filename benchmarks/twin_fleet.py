@@ -4,12 +4,13 @@ Rates: Llama 3 (`benchmarks.llama3_failures`), independent in time. Places, assu
 32 nodes a leaf switch (each node has one port there), 16 racks a power domain, jobs of a fortieth of the cluster
 but at most 128 nodes (the guard refuses a plan that stops more than a tenth of the GPUs), 2 % spare nodes.
 Of network faults a quarter takes a leaf switch (assumed), the others one node's port. Of power supplies each fault
-takes its rack (assumed). A storm is the power of one domain. Repairs, assumed: a reboot mends a node in 5 minutes;
-a drained node that is not rebooted is mended by people in a day; a switch, power, or what no plan mends in half an
-hour.
+takes its rack (assumed). A storm is the power of one domain. Repairs, assumed: a reset or reboot mends a node in 5
+minutes; a drained node is mended by people in a day; a switch, power, or what no plan mends in half an hour.
 
 A job stops with the first of its nodes that fails, and starts anew from its last checkpoint (each 10 minutes) when
-all its places are good: 3 minutes of start-up, steps of 10 s. A drained node's place goes to a spare.
+all its places are good: 3 minutes of start-up, steps of 10 s. A place goes to a spare when its node is drained, and
+also when it is reset or rebooted: `controllers.actuators.kube_repair` first moves what runs there. A job that is
+restarted leaves its cordoned nodes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.llama3_failures import per_gpu_day
 from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.lines import KernelLogParser
+from nightshift.collectors.kubernetes.states import Trouble, written
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 from nightshift.controllers.action import ActionKind
@@ -36,6 +38,8 @@ JOB_PART = 40
 CHECKPOINT_S, START_UP_S, STEP_S = 600.0, 180.0, 10.0
 REBOOT_S, PEOPLE_S, SHARED_REPAIR_S = 300.0, 86_400.0, 1_800.0
 SWITCH_SHARE = 0.25
+GRACE_S = 50.0
+"""After it Kubernetes calls a silent node not ready: its controller's default since 1.32, 40 s before."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ STORM = FaultModel("power domain", 0.0, lost=True, nodes=DOMAIN_NODES, whole_nod
 
 @dataclass
 class DrawnFault:
-    """One that happened (Unix s; NaN: not yet). `released_s`: when its job's places were all good again."""
+    """One that happened (Unix s; NaN: not yet). `released_s`: when the jobs that it stopped may run again, of which
+    `stopped` still wait."""
 
     model: FaultModel
     at_s: float
@@ -91,6 +96,7 @@ class DrawnFault:
     job: str = ""
     over_s: float = math.nan
     released_s: float = math.nan
+    stopped: set[str] = field(default_factory=set)
 
     @property
     def gpus(self) -> np.ndarray:
@@ -116,14 +122,16 @@ class TwinFleet:
     """One shard: a cluster that one agent watches. `haste`: faults come that many times as often as published, and
     people mend as many times sooner, so that no more spares are in use than at published rates."""
 
-    def __init__(self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0) -> None:
+    def __init__(
+        self, gpus: int, seed: int, start_s: float, cluster: str, haste: float = 1.0, job_nodes: int = JOB_NODES
+    ) -> None:
         self.gpus, self.start_s, self.cluster, self.haste = gpus, start_s, cluster, haste
         self.rng = np.random.default_rng(seed)
         self.index = SeriesIndex(K.GPU, tuple(Subject(K.GPU, f"GPU-{cluster}-{g:07d}") for g in range(gpus)))
         self.nodes = [Subject(K.NODE, f"{cluster}-n{n:06d}") for n in range(gpus // PER_NODE)]
         working = len(self.nodes) - max(1, int(len(self.nodes) * SPARES))
         self.spares = list(range(working, len(self.nodes)))
-        size = max(1, min(JOB_NODES, len(self.nodes) // JOB_PART))
+        size = max(1, min(job_nodes, len(self.nodes) // JOB_PART))
         starts = range(0, working, size)
         self.jobs = [
             TwinJob(Subject(K.JOB, f"team{j % 40}/job{j}"), list(range(s, min(s + size, working))), start_s - 3e3)
@@ -140,9 +148,12 @@ class TwinFleet:
         self.open: list[DrawnFault] = []
         self.out: dict[int, float] = {}
         """Node that was drained → when it is good again."""
+        self.repairing: set[int] = set()
+        """Nodes of `out` that a reset or reboot gives back."""
         self.touched: set[int] = set()
         """Nodes that a drain, reset or reboot was done to."""
         self._seen = 0
+        self._unready: set[int] = set()
         self._parsers: dict[int, KernelLogParser] = {}
 
     def _usual(self) -> np.ndarray:
@@ -212,13 +223,14 @@ class TwinFleet:
         if model.lost:
             self.dark[made.gpus] += 1
         for node in nodes:
-            self._stop(node, now_s)
+            self._stop(made, node)
         return made
 
-    def _stop(self, node: int, now_s: float) -> None:
+    def _stop(self, fault: DrawnFault, node: int) -> None:
         if (job := self.job_of.get(node)) is None:
             return
         job.bad.add(node)
+        fault.stopped.add(job.subject.name)
         if not math.isnan(job.runs_s):
             job.runs_s, job.step = math.nan, job.saved
 
@@ -243,8 +255,9 @@ class TwinFleet:
             return
         job.runs_s, job.run = now_s + START_UP_S, job.run + 1
         for fault in self.faults:
-            if math.isnan(fault.released_s) and all(self.job_of.get(n) in (None, job) for n in fault.nodes):
-                fault.released_s = now_s
+            if math.isnan(fault.released_s) and job.subject.name in fault.stopped:
+                fault.stopped.discard(job.subject.name)
+                fault.released_s = math.nan if fault.stopped else now_s
 
     # The world's answer to actions --------------------------------------------------------------------------
 
@@ -256,10 +269,15 @@ class TwinFleet:
                 self._acted(int(effect.target.name[-6:]), effect.kind, now_s, inventory)
             elif effect.target.kind is K.GPU:
                 self._acted(int(effect.target.name[-7:]) // PER_NODE, effect.kind, now_s, inventory)
+            elif effect.kind is ActionKind.RESTART_JOB:
+                self._restarted(effect.target, now_s, inventory)
         for fault in [f for f in self.open if now_s - f.at_s >= self._mends_s(f)]:
             self._end(fault, now_s)
         for node in [node for node, good_s in self.out.items() if now_s >= good_s]:
             del self.out[node]
+            if node in self.repairing:
+                self.repairing.discard(node)
+                self._spare(node)
             for fault in [f for f in self.open if f.nodes == (node,)]:
                 self._end(fault, now_s)
 
@@ -279,10 +297,22 @@ class TwinFleet:
             self._move(node, now_s, inventory)
         elif kind in (ActionKind.REBOOT_NODE, ActionKind.RESET_GPU):
             self.out[node] = now_s + REBOOT_S
+            self.repairing.add(node)
+            self._move(node, now_s, inventory)
         elif kind in (ActionKind.UNCORDON, ActionKind.RETURN_NODE):
             inventory.describe(self.nodes[node], unschedulable="false")
-            if node not in self.job_of:
-                self.spares.append(node)
+            self._spare(node)
+
+    def _restarted(self, subject: Subject, now_s: float, inventory: Inventory) -> None:
+        """A job starts again on other nodes in place of cordoned ones."""
+        for job in (job for job in self.jobs if job.subject == subject):
+            for node in [n for n in job.places if inventory.fact(self.nodes[n], "unschedulable") == "true"]:
+                self._move(node, now_s, inventory)
+
+    def _spare(self, node: int) -> None:
+        """A node that came back without a job is a spare."""
+        if node not in self.job_of and node not in self.spares:
+            self.spares.append(node)
 
     def _move(self, node: int, now_s: float, inventory: Inventory) -> None:
         """A drained node's place goes to a spare."""
@@ -326,6 +356,7 @@ class TwinFleet:
         events = [event for fault in fresh for event in self._events(fault, now_s)]
         records = [event.record for event in events]
         records += [line for f in fresh if f.model.name == "software" for line in self._crash(f, now_s)]
+        records += self._not_ready(now_s)
         return Batch(statuses, (frame,), list(self._steps(now_s, past_s)), records, events)
 
     def _statuses(self, now_s: float) -> list[SourceStatus]:
@@ -388,6 +419,20 @@ class TwinFleet:
             if gpu is not None:
                 event = KernelEvent(event.kind, record, subject, event.code, gpu, event.pci_address)
             yield event
+
+    def _not_ready(self, now_s: float) -> Iterator[LogRecord]:
+        """What an API server says of nodes without power or host, and once that they are back."""
+        gone = {
+            node: fault.at_s + GRACE_S
+            for fault in self.open
+            for node in (fault.nodes if fault.model.whole_node and now_s >= fault.at_s + GRACE_S else ())
+        }
+        for node in sorted(self._unready | gone.keys()):
+            told = "Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting node status."
+            wrong = (Trouble("not_ready", "Unknown", told, gone[node]),) if node in gone else ()
+            subject = self.nodes[node]
+            yield from written("Node", subject.name, {}, wrong, subject, now_s)
+        self._unready = set(gone)
 
     def _crash(self, fault: DrawnFault, now_s: float) -> Iterator[LogRecord]:
         if (job := self.job_of.get(fault.nodes[0])) is not None:

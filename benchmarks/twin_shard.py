@@ -1,6 +1,6 @@
 """One shard of `benchmarks.twin`: the daemon itself over a synthetic cluster, in a process of its own.
 
-    python -m benchmarks.twin_shard GPUS SEED LOOKS TICK_S [--storm LOOK] [--power] [--haste TIMES]
+    python -m benchmarks.twin_shard GPUS SEED LOOKS TICK_S [--storm LOOK] [--power] [--haste TIMES] [--job-nodes N]
 
 Prints one JSON object. Nothing of the daemon is replaced but its source (`benchmarks.twin_fleet`) and the world
 that it acts on (`controllers.actuators.simulated`). Its clock is stepped; it does not store its time for the CLI at
@@ -31,7 +31,7 @@ import sqlalchemy as sa  # noqa: E402
 import structlog  # noqa: E402
 
 from benchmarks.detect_speed import NAMES, resident_bytes  # noqa: E402
-from benchmarks.twin_fleet import DrawnFault, TwinCollector, TwinFleet  # noqa: E402
+from benchmarks.twin_fleet import JOB_NODES, DrawnFault, TwinCollector, TwinFleet  # noqa: E402
 from nightshift.agent import app as daemon  # noqa: E402
 from nightshift.agent.app import App  # noqa: E402
 from nightshift.agent.approvals.policy import Person, Role  # noqa: E402
@@ -80,8 +80,9 @@ class Shard:
     """The daemon and its cluster."""
 
     def __init__(
-        self, folder: Path, gpus: int, seed: int, tick_s: float, storm_s: float, power: bool, haste: float
-    ) -> None:
+        self, folder: Path, gpus: int, seed: int, tick_s: float, storm_s: float, power: bool, haste: float,
+        job_nodes: int = JOB_NODES,
+    ) -> None:  # fmt: skip
         (folder / "logs").mkdir()
         self.clock, self.tick_s, self.folder = SteppedClock(START_S), tick_s, folder
         settings = Settings.model_validate(
@@ -104,7 +105,7 @@ class Shard:
             }
         )
         self.app = App(settings, clock=self.clock)
-        self.fleet = TwinFleet(gpus, seed, START_S, settings.cluster, haste)
+        self.fleet = TwinFleet(gpus, seed, START_S, settings.cluster, haste, job_nodes)
         world = SimulatedCluster(folder / "world.sqlite")
         self.fleet.place(self.app.inventory, world)
         self.watts: list[tuple[float, float]] = []
@@ -266,13 +267,14 @@ def main() -> None:
     parser.add_argument("--storm", type=int, default=-1, help="the look at which a power domain fails")
     parser.add_argument("--power", action="store_true", help="with power control, in shadow")
     parser.add_argument("--haste", type=float, default=1.0, help="faults come that many times as often")
+    parser.add_argument("--job-nodes", type=int, default=JOB_NODES, help="the most nodes of a job")
     o = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     daemon.tell_time = lambda store, now_s: None
     with tempfile.TemporaryDirectory() as folder:
         storm_s = START_S + o.storm * o.tick_s if o.storm >= 0 else math.inf
         before, began_s = resident_bytes(), time.process_time()
-        shard = Shard(Path(folder), o.gpus, o.seed, o.tick_s, storm_s, o.power, o.haste)
+        shard = Shard(Path(folder), o.gpus, o.seed, o.tick_s, storm_s, o.power, o.haste, o.job_nodes)
         told = {
             "gpus": o.gpus,
             "seed": o.seed,

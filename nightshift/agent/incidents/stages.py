@@ -589,9 +589,10 @@ class Stages:
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:
         """Diagnoses again what came after the action. Only where that finds another cause or place, or calls for
-        another repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
+        another repair, and so for another action, is the confirmation left; else it goes on, knowing more. After a
+        cordon, which leaves jobs alone, a job that suffers since then may call for more."""
         before, told = incident.diagnosis, self._parts.diagnose(incident)
-        if before is None or called_for(told) != called_for(before):
+        if before is None or called_for(told) != called_for(before) or action.kind is ActionKind.CORDON:
             wanted = self._parts.plan(replace(incident, diagnosis=told)).action
             if wanted is not None and (wanted.kind, wanted.target) != (action.kind, action.target):
                 note = (

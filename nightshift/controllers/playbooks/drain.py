@@ -34,10 +34,10 @@ class Drain(Remedy):
         suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if due_s is not None and reach.jobs:
             why = "its cloud takes the machine away, and its jobs would end without a checkpoint"
-        elif situation.cause is Fault.NODE_CONDITION:
-            return ActionProposal(None, "no job runs here" if due_s is not None else "a cordon is enough")
         elif suffering:
             why = f"jobs on it already suffer ({', '.join(suffering)})"
+        elif situation.cause is Fault.NODE_CONDITION:
+            return ActionProposal(None, "no job runs here" if due_s is not None else "a cordon is enough")
         else:
             return ActionProposal(None, "no job suffers yet: a cordon is enough")
         spares = released(situation.inventory, (node,), situation.at_s) if reach.jobs else ()

@@ -148,7 +148,7 @@ class StepRhythms:
         if len(t_s) == 0:
             return rhythm
         steps = steps[fresh]
-        saved = np.nan_to_num(series.column("checkpoint_saved")[told][fresh]) > 0
+        saved = series.column("checkpoint_saved")[told][fresh] > 0  # NaN is not
         before = np.concatenate([[rhythm.last_s], t_s[:-1]])
         took = t_s - before
         typical = rhythm.typical_s

@@ -250,6 +250,29 @@ def test_news_during_a_confirmation_that_calls_for_another_repair_is_planned_at_
     assert read.action.target == GPU
 
 
+def test_a_job_that_hangs_after_a_cordon_is_moved_by_a_further_plan(world: World) -> None:
+    """The cause is the same: only the job that suffers now makes a cordon too little."""
+    world.action = lambda incident: replace(
+        an_action(
+            f"{incident.id}-{incident.attempt + 1}".lower(),
+            ActionKind.DRAIN if len(incident.findings) > 1 else ActionKind.CORDON,
+        ),
+        target=NODE,
+    )
+    with running(world) as lifecycle:
+        name = world.store.open_incident("node", [a_finding(Fault.NODE_CONDITION, NODE)])
+        lifecycle.wait_idle()
+        approved(world, name)
+        lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.CONFIRMING
+        world.store.attach(name, a_finding(Fault.HANG, JOB, since_s=1_001.0))
+        lifecycle.wait_idle()
+        read = world.store.incident(name)
+    assert causes_of(world, name)[-3:] == ["new_evidence", "diagnosis_stored", "plan_proposed"]
+    assert read.action is not None
+    assert read.action.kind is ActionKind.DRAIN
+
+
 def test_news_that_leaves_the_repair_as_it_is_is_kept_and_the_confirmation_goes_on_to_its_end(
     world: World, clock: ManualClock
 ) -> None:

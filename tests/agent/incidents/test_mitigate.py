@@ -251,6 +251,11 @@ def test_a_gpu_that_used_up_its_repairs_is_quarantined_for_return() -> None:
     assert rma.kind is A.OPEN_RMA
 
 
+def test_a_node_that_is_not_ready_is_drained_once_a_job_on_it_suffers() -> None:
+    assert chosen(Fault.NODE_CONDITION, "node:n0").kind is A.CORDON
+    assert chosen(Fault.NODE_CONDITION, "node:n0", Fault.HANG).kind is A.DRAIN
+
+
 def noticed(node: str, due_s: float | None, made_by: str = "", state: State = State.FIRING) -> Situation:
     """A cloud announces the end of a node's machine."""
     told = situation(Fault.NODE_CONDITION, f"node:{node}")
