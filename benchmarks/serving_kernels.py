@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_kernels FOLDER --until 300 --out FILE.json    # on a GPU; resumable
 
-FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.families`
+FOLDER is read as kernels.suites.definitions reads it. Of each definition that one of `kernels.ops.serving.families`
 fits, some of the kernel's configurations are compiled side by side and timed in CUDA graphs. Where FILE.json has a
 row that other code made (`code_sha256`), its configuration is taken instead. The fastest is judged in full on all
 workloads, and raced on the smallest and the largest: of `ROWS` lines where none is published.

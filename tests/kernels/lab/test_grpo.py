@@ -30,7 +30,7 @@ from nightshift.kernels.generate.policy import (
     vocabulary,
 )
 from nightshift.kernels.judge.verdict import Status
-from nightshift.kernels.lab.grpo import Buffer, Recipe, Training, rewritten, table_clock
+from nightshift.kernels.lab.grpo import Buffer, Recipe, Shape, Table, Training, rewritten, shapes_of, table_clock
 from nightshift.kernels.lab.reward import (
     Answer,
     RewardHung,
@@ -40,7 +40,6 @@ from nightshift.kernels.lab.reward import (
     robust_s,
     within,
 )
-from nightshift.kernels.lab.tables import Shape, Table, shapes_of
 from nightshift.kernels.loop.cli import _with_authors
 from nightshift.kernels.loop.optimise import work_of
 from nightshift.kernels.ops.families import family_named
