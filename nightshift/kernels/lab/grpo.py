@@ -33,8 +33,8 @@ from nightshift.kernels.generate.policy import (
     Context,
     Exemplar,
     Grammar,
-    Network,
     SentenceError,
+    SentenceNetwork,
     encode,
     exemplars,
     features,
@@ -262,10 +262,10 @@ class Training:
         torch.manual_seed(self.seed)
         self.rng = random.Random(self.seed)
         self.draws = torch.Generator().manual_seed(self.seed)
-        self.network = Network(len(vocabulary()))
+        self.network = SentenceNetwork(len(vocabulary()))
         self.done: dict[str, int] = {}
         self.figures: dict[str, Any] = {"zero_signal_groups": 0, "groups": 0, "trivial": 0}
-        self.experts: dict[str, Network] = {}
+        self.experts: dict[str, SentenceNetwork] = {}
         self._grammars: dict[str, Grammar] = {}
         self._lessons: list[tuple[Context, Sentence]] = []
         if self.checkpoint is not None and self.checkpoint.exists():
@@ -275,7 +275,7 @@ class Training:
     def operations(self) -> list[str]:
         return sorted({shape.problem for shape in self.shapes})
 
-    def run(self) -> Network:
+    def run(self) -> SentenceNetwork:
         """All stages that are not done. Raises RewardError, after which the last checkpoint stands."""
         recipe = self.recipe
         self._stage(
@@ -293,7 +293,7 @@ class Training:
         self._save()
         return self.network
 
-    def _rl(self, stage: str, network: Network, steps: int, shapes: Sequence[Shape]) -> None:
+    def _rl(self, stage: str, network: SentenceNetwork, steps: int, shapes: Sequence[Shape]) -> None:
         buffer = Buffer(shapes, self.rng)
         self._stage(stage, network, steps, self.recipe.rl_rate, lambda n: self._improve(n, buffer))
         self.figures["trivial"] += buffer.dropped
@@ -301,10 +301,10 @@ class Training:
     def _stage(
         self,
         stage: str,
-        network: Network,
+        network: SentenceNetwork,
         steps: int,
         rate: float,
-        loss_of: Callable[[Network], torch.Tensor | None],
+        loss_of: Callable[[SentenceNetwork], torch.Tensor | None],
     ) -> None:
         begun = self.done.get(stage, 0)
         if begun >= steps:
@@ -326,7 +326,7 @@ class Training:
 
     # Imitation -------------------------------------------------------------------------------------------------
 
-    def _imitate(self, network: Network, lessons: Sequence[tuple[Context, Sentence]]) -> torch.Tensor:
+    def _imitate(self, network: SentenceNetwork, lessons: Sequence[tuple[Context, Sentence]]) -> torch.Tensor:
         likely = network.log_likelihood([c for c, _ in lessons], [s for _, s in lessons])
         return -likely.mean() / 8
 
@@ -397,7 +397,7 @@ class Training:
 
     # GRPO ------------------------------------------------------------------------------------------------------
 
-    def _improve(self, network: Network, buffer: Buffer) -> torch.Tensor | None:
+    def _improve(self, network: SentenceNetwork, buffer: Buffer) -> torch.Tensor | None:
         """The loss of one step: None where no group has a signal."""
         contexts: list[Context] = []
         sentences: list[Sentence] = []
@@ -459,7 +459,7 @@ class Training:
         self.rng.setstate((state[0], tuple(state[1]), state[2]))
         self.draws.set_state(found["draws"])
         for name, weights in found["experts"].items():
-            self.experts[name] = Network(len(vocabulary()))
+            self.experts[name] = SentenceNetwork(len(vocabulary()))
             self.experts[name].load_state_dict(weights)
 
 

@@ -20,8 +20,8 @@ from nightshift.kernels.generate.policy import (
     CheckpointError,
     Grammar,
     LearnedAuthor,
-    Network,
     SentenceError,
+    SentenceNetwork,
     VocabularyError,
     author_of,
     encode,
@@ -160,7 +160,7 @@ def test_exemplars_contrast_a_fast_with_a_slow_one_that_looks_alike(shape: Shape
 def test_training_finds_the_grammar_and_what_is_fast(trained: Training, shape: Shape) -> None:
     """Untrained it writes no sentence at all."""
     contexts = [shape.context] * 64
-    before = Network(len(vocabulary())).sample(contexts, torch.Generator().manual_seed(0))
+    before = SentenceNetwork(len(vocabulary())).sample(contexts, torch.Generator().manual_seed(0))
     after = trained.network.sample(contexts, torch.Generator().manual_seed(0))
     right = [w for w in after if (a := table_clock(shape, w)) is not None and a.status is Status.correct]
     unread = [table_clock(shape, w) for w in before]
