@@ -10,8 +10,8 @@ import torch
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from nightshift.kernels.apply.job import functions
-from nightshift.kernels.apply.job.functions import GroupedHeads
+from nightshift.kernels.apply.job import groups
+from nightshift.kernels.apply.job.groups import GroupedHeads
 
 B, H, K, S, D = 2, 6, 2, 8, 4
 
@@ -93,5 +93,5 @@ def test_an_operator_that_does_not_take_groups_keeps_what_it_has(
 
     sizes, cpu = ((H, D), (K, D), (K, D)), torch.device("cpu")
     named = ((("scale"), None),)
-    assert functions._tried(right, (0.0, True), named, cpu, torch.float32, sizes)
-    assert not functions._tried(wrong, (0.0, True), named, cpu, torch.float32, sizes)
+    assert groups._tried(right, (0.0, True), named, cpu, torch.float32, sizes)
+    assert not groups._tried(wrong, (0.0, True), named, cpu, torch.float32, sizes)

@@ -16,20 +16,19 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.checkpoint import CheckpointPolicy
 
-from nightshift.kernels.apply.job.folds import VIEWS, FoldCasts, Pass, operator_name
+from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
+from nightshift.kernels.apply.job.gates import GatesAgain
+from nightshift.kernels.apply.job.groups import GroupedHeads
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
-from nightshift.kernels.apply.job.logits import LogitsByRows, below
-from nightshift.kernels.apply.job.masks import CausalMasks, given_for, with_gradients
+from nightshift.kernels.apply.job.logits import LogitsByRows
+from nightshift.kernels.apply.job.masks import CausalMasks
 from nightshift.kernels.apply.job.modules import FoldNorms
 from nightshift.kernels.apply.job.names import ATTENDED, CAST, HALVES, NORM, PAIRS, PRODUCTS
 from nightshift.kernels.apply.job.operators import invoke, operator_of, run_once
@@ -37,212 +36,6 @@ from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.products import linear_of
 from nightshift.kernels.apply.job.rotary import TurnByKernels
 from nightshift.kernels.apply.job.state import DTYPES, STATE, Report, fell_back, in_use
-
-_SHARING = ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu")
-"""Operators that take fewer heads of keys than of queries. Both have q, k and v first, and their gradients v's and
-k's second and third."""
-_TRIED = 64
-"""Positions of the attention that is computed both ways before a graph is changed."""
-
-
-class GroupedHeads(Pass):
-    """A pass for torch._inductor.config.joint_custom_pre_pass: keys and values that were repeated for the heads of
-    a group go to attention as they are. Where attention has a mask they stay repeated.
-
-    Models that share keys and values within a group of heads write them out for every head wherever they hand over
-    a mask: eight times the memory and the traffic of Llama's. Attention's kernels take them as they are. So does
-    their gradient, which sums over a group in float32; the written-out one sums what was rounded.
-    """
-
-    def named(self) -> tuple[Any, ...]:
-        return ("nightshift grouped heads 1",)
-
-    def rewrite(self, graph: Any) -> None:
-        for node in list(graph.nodes):
-            if node.op != "call_function" or operator_name(node) not in _SHARING or given_for(node) is not None:
-                continue
-            repeated = node.args[1:3]
-            sources = [_before_repeat(one) for one in repeated]
-            together = with_gradients(node)
-            if None in sources or together is None:
-                continue
-            if any(one.args[2:4] != repeated for one in together[1:]):
-                continue
-            sums = [_sum_over_group(part, source) for part, source in _gradients_of(together[1:], sources)]
-            if None in sums or not _agrees(node, sources):
-                continue
-            STATE.rewritten["grouped heads"] += 1
-            for part, source in _gradients_of(together[1:], sources):
-                _as_it_is(graph, part, source)
-            for one in together:
-                for old, new in zip(repeated, sources, strict=True):
-                    one.replace_input_with(old, new)
-
-
-def _before_repeat(node: Any) -> Any:
-    """(b, k, s, d) of a (b, k·g, s, d) that is a view of it, repeated g times behind each head; None of another."""
-    wide: Any = node.args[0] if operator_name(node) in VIEWS else None
-    if wide is not None and operator_name(wide) == "clone":
-        wide = wide.args[0]
-    narrow: Any = wide.args[0] if wide is not None and operator_name(wide) == "expand" else None
-    if narrow is None or operator_name(narrow) != "unsqueeze" or narrow.args[1] != 2:
-        return None
-    shape, (b, k, s, d) = tuple(wide.meta["val"].shape), tuple(narrow.args[0].meta["val"].shape)
-    whole = shape[:2] + shape[3:] == (b, k, s, d) and tuple(node.meta["val"].shape) == (b, k * shape[2], s, d)
-    return narrow.args[0] if whole else None
-
-
-def _gradients_of(operators: list[Any], sources: list[Any]) -> list[tuple[Any, Any]]:
-    """(gradient of the repeated, what it was repeated from) for keys and values."""
-    return [(part, sources[part.args[1] - 1]) for one in operators for part in one.users if part.args[1] in (1, 2)]
-
-
-def _sum_over_group(gradient: Any, source: Any) -> Any:
-    """The node that sums a gradient of (b, k·g, s, d) over g, if nothing else reads it."""
-    b, k, s, d = source.meta["val"].shape
-    apart = next(iter(gradient.users), None)
-    if apart is None or len(gradient.users) != 1 or operator_name(apart) not in VIEWS or len(apart.users) != 1:
-        return None
-    summed = next(iter(apart.users))
-    fits = operator_name(summed) == "sum" and tuple(summed.args[1:]) == ([2], True) and not summed.kwargs
-    return summed if fits and tuple(summed.meta["val"].shape) == (b, k, 1, s, d) else None
-
-
-def _as_it_is(graph: Any, gradient: Any, source: Any) -> None:
-    """The operator's gradient, of as many heads as the source, in the place of the sum."""
-    summed, value = _sum_over_group(gradient, source), gradient.meta["val"]
-    b, k, s, d = source.meta["val"].shape
-    # readers were traced for the sum's dense layout; an operator gives the source's
-    gradient.meta["val"] = value.new_empty_strided(source.meta["val"].shape, source.meta["val"].stride())
-    with graph.inserting_before(summed):
-        dense = graph.call_function(
-            torch.ops.aten.clone.default, (gradient,), {"memory_format": torch.contiguous_format}
-        )
-        apart = graph.call_function(torch.ops.aten.view.default, (dense, [b, k, 1, s, d]))
-    dense.meta["val"], apart.meta["val"] = value.new_empty((b, k, s, d)), value.new_empty((b, k, 1, s, d))
-    summed.replace_all_uses_with(apart)
-
-
-def _agrees(node: Any, sources: list[Any]) -> bool:
-    """Whether the operator, on this device, computes the same of keys and values as they are; gradients too."""
-    query, key, value = (one.meta["val"] for one in (node.args[0], *sources))
-    if not all(isinstance(size, int) for size in (*query.shape, *key.shape)):
-        return False
-    return _tried(
-        node.target, node.args[3:], tuple(node.kwargs.items()), query.device, query.dtype,
-        tuple((one.shape[1], one.shape[3]) for one in (query, key, value)),
-    )  # fmt: skip
-
-
-@cache
-def _tried(
-    operator: Any, others: tuple[Any, ...], named: tuple[Any, ...], device: torch.device, dtype: torch.dtype,
-    sizes: tuple[tuple[int, int], ...],
-) -> bool:  # fmt: skip
-    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with _disable_current_modes(), torch.enable_grad(), forked:
-        given = [torch.randn(1, h, _TRIED, d, device=device, dtype=dtype, requires_grad=True) for h, d in sizes]
-        group = sizes[0][0] // sizes[1][0]
-        wide = [given[0], *(one.repeat_interleave(group, 1) for one in given[1:])]
-        found = []
-        for inputs in (given, wide):
-            try:
-                out = operator(*inputs, *others, **dict(named))[0]
-                found.append([out, *torch.autograd.grad(out, given, torch.ones_like(out))])
-            except RuntimeError:  # a version of torch or cuDNN that does not take them
-                return False
-        return all(
-            bool((a.float() - b.float()).norm() <= 0.02 * b.float().norm()) for a, b in zip(*found, strict=True)
-        )
-
-
-_HELD = 1 << 24
-"""Bytes of a product below which it is kept."""
-_PRODUCTS = ("mm", "addmm", "bmm")
-_UNCHANGED = (*VIEWS, "convert_element_type", "_to_copy", "clone", "expand")
-
-
-class GatesAgain(Pass):
-    """A pass for torch._inductor.config.joint_custom_pre_pass: marks what lies between two products' results, which
-    the backward pass keeps anyway, and the value that a third product takes of both.
-
-    An MLP with a gate, `down(silu(gate(x)) * up(x))`, keeps three tensors of its inner width for each layer: both
-    halves, which the gradient of the gate reads, and their product, which the gradient of `down`'s weight reads.
-    The product is made of the halves without a sum, in the kernel that reads them anyway. torch's partitioner keeps
-    it, since it counts what is read and written, and not what is held; Liger's layers compute it again as well.
-    """
-
-    def __init__(self, earlier: Any = None, held: int = _HELD) -> None:
-        super().__init__(earlier)
-        self.held = held
-
-    def named(self) -> tuple[Any, ...]:
-        return ("nightshift gates again 1", self.held)
-
-    def rewrite(self, graph: Any) -> None:
-        nodes = list(graph.nodes)
-        behind = below({n for n in nodes if n.op == "placeholder" and n.name.startswith("tangents")}, nodes)
-        for node in nodes:
-            if node in behind or not _is_pointwise(node) or not self._is_large(node):
-                continue
-            takers = {taker in behind for taker in _taking(node)}
-            between = _between(node, behind) if takers == {True, False} else set()
-            if between:
-                STATE.rewritten["gates computed again"] += 1
-            for one in between:
-                one.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-
-    def _is_large(self, node: Any) -> bool:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
-            return False
-        return value.numel() * value.element_size() >= self.held
-
-
-def _is_pointwise(node: Any) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
-        return False
-    return torch.Tag.pointwise in node.target.tags or operator_name(node) in _UNCHANGED
-
-
-def _taking(node: Any) -> set[Any]:
-    """The products that take a value, as it is or seen otherwise."""
-    found = set()
-    for user in node.users:
-        if operator_name(user) in _PRODUCTS:
-            found.add(user)
-        elif operator_name(user) in (*VIEWS, "permute", "t", "transpose"):
-            found |= _taking(user)
-    return found
-
-
-def _between(node: Any, behind: set[Any]) -> set[Any]:
-    """What is computed between products' results and `node`, itself among it; empty where it is no gate, or where
-    something of it is not kept or is marked by the job."""
-    found, halves, left = set(), set(), [node]
-    while left:
-        one = left.pop()
-        if operator_name(one) in _PRODUCTS:
-            halves.add(one)
-        elif one in behind or not _is_pointwise(one) or "recompute" in one.meta:
-            return set()
-        elif one not in found:
-            found.add(one)
-            left += one.all_input_nodes
-    kept = all(_is_read(half, found, behind) for half in halves)
-    return found if len(halves) > 1 and kept else set()
-
-
-def _is_read(half: Any, between: set[Any], behind: set[Any]) -> bool:
-    """Whether the backward pass reads a result beside what it computes again: then it is kept anyway."""
-    # a view is no other tensor, so that its readers count although it is marked
-    return any(
-        user in behind
-        or (operator_name(user) in VIEWS and _is_read(user, between, behind))
-        or (user not in between and _is_pointwise(user) and _is_read(user, between, behind))
-        for user in half.users
-    )
-
 
 ATTENTION = "scaled_dot_product_attention"
 GRADIENT = f"{ATTENDED}_backward"
