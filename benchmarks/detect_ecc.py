@@ -34,8 +34,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Severity, State
 from nightshift.detectors.contract.evaluate import exact_interval
 from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED
-from nightshift.detectors.ecc.detector import Ecc
-from nightshift.detectors.ecc.hazard import BURST_S, STRATA
+from nightshift.detectors.ecc.detector import BURST_S, STRATA, Ecc
 
 HORIZON_S = 86400.0
 FORMERLY = {
@@ -193,7 +192,7 @@ def by_device(moments_: pd.DataFrame) -> list[tuple[int, int]]:
 
 
 def strata(points: pd.DataFrame) -> dict[str, Any]:
-    """The table of `detectors.ecc.hazard` on these devices, one device left out at a time beside; AGAIN is a part
+    """The strata of `detectors.ecc` on these devices, one device left out at a time beside; AGAIN is a part
     of its second stratum, of which the same is stated."""
     found: dict[str, Any] = {}
     once = apart(points)

@@ -34,10 +34,18 @@ from benchmarks.kernels_search import warm_of
 from nightshift.kernels.generate.best_measured import octaves
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.judge.verdict import Status
-from nightshift.kernels.lab.grpo import Recipe, Training, table_clock
+from nightshift.kernels.lab.grpo import (
+    Recipe,
+    Sentence,
+    Shape,
+    Table,
+    Training,
+    read_tables,
+    shapes_of,
+    table_clock,
+)
 from nightshift.kernels.lab.hypotheses import BY_NAME, REGISTER, verdict_on
 from nightshift.kernels.lab.reward import Answer, naive_reward_of, reward_of, robust_s
-from nightshift.kernels.lab.tables import Sentence, Shape, Table, read_tables, shapes_of
 from nightshift.version import commit
 
 FIRST = 8

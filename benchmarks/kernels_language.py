@@ -40,7 +40,7 @@ from nightshift.kernels.judge.gallery import read_gallery
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
-from nightshift.kernels.lab.language import KernelReward, Mark, Prompt, Turns, holds_kernel
+from nightshift.kernels.lab.language import KernelReward, Prompt, ReplyScore, Turns, holds_kernel
 from nightshift.kernels.lab.reward import FORMAT
 from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.ops.problems import named
@@ -85,11 +85,11 @@ class Bench:
             self.verdicts[key] = self.judge.verdict(candidate, task.problem, request, secret=bytes(16))
         return self.verdicts[key]
 
-    def mark(self, reply: str, prompt: Prompt) -> Mark:
+    def mark(self, reply: str, prompt: Prompt) -> ReplyScore:
         text = "".join(self.words.get(word, "") for word in reply.split())
         task = TASKS[" ".join(str(prompt).split()[:2])]
         if not self.judging:
-            return Mark(FORMAT * holds_kernel(text, task), holds_kernel(text, task), "")
+            return ReplyScore(FORMAT * holds_kernel(text, task), holds_kernel(text, task), "")
         return self.reward.mark(text, task)
 
     def paid(self, prompts: Sequence[str], completions: Sequence[str], credit: Sequence[float] | None = None,
@@ -100,7 +100,7 @@ class Bench:
         return list(credit) if credit is not None else [m.reward for m in marks]
 
 
-def shares(marks: Sequence[Mark]) -> dict[str, float]:
+def shares(marks: Sequence[ReplyScore]) -> dict[str, float]:
     right = statistics.fmean(m.formatted for m in marks)
     return {"format": right, "reward": statistics.fmean(m.reward for m in marks)}
 

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nightshift.kernels.lab.tables import Sentence, Shape, Table, read_tables, shapes_of, split
 
 from benchmarks import report
 from nightshift.kernels.draw import mix
 from nightshift.kernels.generate.base import Config
-from nightshift.kernels.generate.policy import Network, Sampler, SentenceError, vocabulary
+from nightshift.kernels.generate.policy import Sampler, SentenceError, SentenceNetwork, vocabulary
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template
 from nightshift.kernels.lab.grpo import Recipe, Training
-from nightshift.kernels.lab.tables import Sentence, Shape, Table, read_tables, shapes_of, split
 from nightshift.kernels.ops.families import family_named
 from nightshift.version import commit
 
@@ -54,7 +54,7 @@ def folds(tables: Sequence[Table]) -> tuple[list[Shape], list[Shape]]:
     return shapes_of(t for t in even if not part[t.name]), shapes_of(t for t in even if part[t.name])
 
 
-def written(network: Network, shape: Shape, seed: int, trials: int = TRIALS) -> list[float]:
+def written(network: SentenceNetwork, shape: Shape, seed: int, trials: int = TRIALS) -> list[float]:
     """Seconds of each trial of the policy; infinite where it was refused or no sentence."""
     draws = Sampler(network, shape.grammar, shape.context.features, mix(seed, zlib.crc32(shape.name.encode())))
     tried: dict[Sentence, float] = {}
@@ -128,7 +128,9 @@ def wide_operations(lessons: Sequence[Shape]) -> list[str]:
     return sorted(name for name, values in logs.items() if math.exp(statistics.fmean(values)) >= WIDE)
 
 
-def row_of(shape: Shape, networks: Sequence[Network], seeds: Sequence[int], learnt: set[str]) -> dict[str, Any]:
+def row_of(
+    shape: Shape, networks: Sequence[SentenceNetwork], seeds: Sequence[int], learnt: set[str]
+) -> dict[str, Any]:
     """One shape's figures, means of log time over the seeds. Ratios: above 1 the policy is the faster."""
     worst = _slowest(shape)
     samples = [(network, mix(seed, number)) for network, seed in zip(networks, seeds, strict=True)
@@ -177,7 +179,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def first_eight(networks: Sequence[Network], shapes: Sequence[Shape]) -> float:
+def first_eight(networks: Sequence[SentenceNetwork], shapes: Sequence[Shape]) -> float:
     """Share of (shape, seed) with a correct kernel in the first 8 trials."""
     times = [written(n, shape, seed, BATCH) for seed, n in enumerate(networks) for shape in shapes]
     return statistics.fmean(any(math.isfinite(s) for s in t[:FIRST]) for t in times)
@@ -221,7 +223,7 @@ def main() -> None:
     learnt = {shape.problem for shape in lessons}
     wide = wide_operations(lessons)
     rows = [row_of(shape, networks, seeds, learnt) for shape in scored]
-    raw = [Network(len(vocabulary())) for _ in seeds]
+    raw = [SentenceNetwork(len(vocabulary())) for _ in seeds]
     results = {
         "commit": commit(),
         "gpus": sorted({t.gpu for t in tables}),

@@ -60,7 +60,7 @@ def row_of(definition: Any, page: int, configs: list[dict[str, Any]], folder: Pa
 
     from benchmarks.serving_baselines import libraries
     from nightshift.kernels.generate.template import candidate
-    from nightshift.kernels.ops.serving.kernels import family_of
+    from nightshift.kernels.ops.serving.families import family_of
     from nightshift.kernels.problem import Case
 
     definition = replace(definition, axes={**definition.axes, "page_size": page})

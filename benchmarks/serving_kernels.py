@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_kernels FOLDER --until 300 --out FILE.json    # on a GPU; resumable
 
-FOLDER is read as kernels.suites.definitions reads it. Of every definition that one of `kernels.ops.serving.kernels`
+FOLDER is read as kernels.suites.definitions reads it. Of each definition that one of `kernels.ops.serving.families`
 fits, some of the kernel's configurations are compiled side by side and timed in CUDA graphs. Where FILE.json has a
 row that other code made (`code_sha256`), its configuration is taken instead. The fastest is judged in full on all
 workloads, and raced on the smallest and the largest: of `ROWS` lines where none is published.
@@ -112,7 +112,7 @@ class Court:
         from nightshift.kernels.judge.judge import Request
         from nightshift.kernels.judge.probes.sizes import Scope
         from nightshift.kernels.judge.race.contest import QUICK
-        from nightshift.kernels.ops.serving.kernels import family_of
+        from nightshift.kernels.ops.serving.families import family_of
         from nightshift.kernels.suites.definitions import definition_of, workloads_of
 
         began = time.monotonic()
@@ -262,7 +262,7 @@ def code_sha256() -> str:
 
 def judge_all(args: argparse.Namespace) -> dict[str, Any]:
     """Rows of the definitions that the result file does not hold yet, until the time is over."""
-    from nightshift.kernels.ops.serving.kernels import family_of
+    from nightshift.kernels.ops.serving.families import family_of
     from nightshift.kernels.suites.definitions import definitions_in
 
     start = time.monotonic()

@@ -17,7 +17,7 @@ import pandas as pd
 
 from benchmarks.detect_ecc import apart, by_device, is_odd, load, moments, scored
 from benchmarks.held_out.leak import by_device as ratio
-from nightshift.detectors.ecc.hazard import STRATA, Stratum
+from nightshift.detectors.ecc.detector import STRATA, Stratum
 
 REPOSITORY, NAME = "openeuler-mirror/hbm-predictor", "data/raw_data/dataset(opensource).csv"
 TABLE = "calchas_hbm.csv"

@@ -137,18 +137,8 @@ class App:
         self.scheduling = build_scheduling(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies
         )
-        election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
-        self.lifecycle = Lifecycle(
-            self.practice.parts(), replica=settings.replica, election=election, cluster=settings.cluster
-        )
-        self.readings = ModelQueue(
-            self.store,
-            self.clock,
-            self.practice.advisor_of,
-            leads=lambda: self.lifecycle.leads,
-            configured=lambda: self.settings.llm.enabled,
-            inventory=self.inventory,
-        )
+        self.lifecycle = self._build_lifecycle(settings)
+        self.readings = self._build_readings()
         self.members = Members(settings.console.agents)
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
@@ -420,6 +410,22 @@ class App:
             "false_pages_a_week": budget.settings.false_pages_per_week,
             "ettr": ettr["without"],
         }
+
+    def _build_lifecycle(self, settings: Settings) -> Lifecycle:
+        election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
+        return Lifecycle(
+            self.practice.parts(), replica=settings.replica, election=election, cluster=settings.cluster
+        )
+
+    def _build_readings(self) -> ModelQueue:
+        return ModelQueue(
+            self.store,
+            self.clock,
+            self.practice.advisor_of,
+            leads=lambda: self.lifecycle.leads,
+            configured=lambda: self.settings.llm.enabled,  # asked each time: a reload may change it
+            inventory=self.inventory,
+        )
 
     def _build_doors(self, settings: Settings) -> Channels:
         parts = ChannelParts(

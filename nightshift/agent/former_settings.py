@@ -172,7 +172,7 @@ REMOVED: Mapping[str, str] = {
     "detectors.ecc.run_length_days": "detectors.ecc.counters:CusumTest.run_length_days",
     "detectors.ecc.recover_s": "detectors.ecc.counters:CusumTest.recover_s",
     "detectors.ecc.rows_in_bank": "detectors.ecc.detector:ROWS_IN_BANK",
-    "detectors.ecc.settle_s": "detectors.ecc.hazard:BURST_S",
+    "detectors.ecc.settle_s": "detectors.ecc.detector:BURST_S",
     "detectors.ecc.together_s": "detectors.ecc.detector:TOGETHER_S",
     "detectors.ecc.together_p": "detectors.ecc.detector:TOGETHER_P",
     "detectors.ecc.quiet_s": "detectors.ecc.detector:QUIET_S",

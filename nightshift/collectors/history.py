@@ -209,12 +209,7 @@ class History:
             for ring in self._rings.values():
                 ring.shrink(self._max_frame_bytes / len(self._rings))
             for steps in tick.steps:
-                kept = self._slot(self._steps, steps.subject)
-                kept.append(steps)
-                count = len(steps.step) + (self._step_counts.get(steps.subject, 0) if len(kept) > 1 else 0)
-                while len(kept) > 1 and count > self._max_steps:
-                    count -= len(kept.popleft().step)
-                self._step_counts[steps.subject] = count
+                self._add_steps(steps)
             # subjects that left their slot leave their counts behind; swept now and then, not at each tick
             if len(self._step_counts) > 2 * self._max_subjects:
                 self._step_counts = {s: n for s, n in self._step_counts.items() if s in self._steps}
@@ -234,6 +229,15 @@ class History:
                     kept_events.popleft()
             for status in tick.sources:
                 self._sources[status.source] = status
+
+    def _add_steps(self, steps: StepSeries) -> None:
+        """Remembers a series of steps, forgetting the subject's oldest beyond `max_steps`."""
+        kept = self._slot(self._steps, steps.subject)
+        kept.append(steps)
+        count = len(steps.step) + (self._step_counts.get(steps.subject, 0) if len(kept) > 1 else 0)
+        while len(kept) > 1 and count > self._max_steps:
+            count -= len(kept.popleft().step)
+        self._step_counts[steps.subject] = count
 
     def _slot(self, table: OrderedDict[Subject, deque[T]], subject: Subject) -> deque[T]:
         slot = table.setdefault(subject, deque())

@@ -17,10 +17,17 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, Severity, State
 from nightshift.detectors.ecc.clusters import MemoryCell, groups, pattern, together
 from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, CusumTest, EccCounters
-from nightshift.detectors.ecc.detector import TOGETHER_P, Ecc
-from nightshift.detectors.ecc.hazard import BURST_S, FEW_DEVICES, STRATA, ErrorHistory, Stratum
-from nightshift.detectors.ecc.hazard import CORRECTED as CORRECTED_ONLY
-from nightshift.detectors.ecc.hazard import UNCORRECTED as AFTER_UNCORRECTED
+from nightshift.detectors.ecc.detector import (
+    AFTER_CORRECTED,
+    AFTER_UNCORRECTED,
+    BURST_S,
+    FEW_DEVICES,
+    STRATA,
+    TOGETHER_P,
+    Ecc,
+    ErrorHistory,
+    Stratum,
+)
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))
@@ -92,7 +99,7 @@ def test_a_storm_within_one_bin_is_no_degraded_memory_and_a_recurrence_is() -> N
         GPUS[1],
         Severity.WARNING,
     )
-    assert found[0].facts["next_error_24h"] == CORRECTED_ONLY.share
+    assert found[0].facts["next_error_24h"] == AFTER_CORRECTED.share
     assert found[0].since.t_s >= began_s - 120.0
     assert found[0].evidence[0].reference == 0.0  # type: ignore[union-attr]
 
@@ -309,9 +316,9 @@ def test_a_history_in_any_order_has_moments_apart(errors: list[float]) -> None:
         history.add(t_s)
     times = history.moments_s
     assert all(later - earlier >= BURST_S for earlier, later in itertools.pairwise(times))
-    assert history.stratum() is (AFTER_UNCORRECTED if errors else CORRECTED_ONLY)
+    assert history.stratum() is (AFTER_UNCORRECTED if errors else AFTER_CORRECTED)
     history.forget(3e5)
-    assert history.stratum() is CORRECTED_ONLY
+    assert history.stratum() is AFTER_CORRECTED
 
 
 @pytest.mark.parametrize(("reset", "within_s"), [(False, 1500.0), (True, 900.0)])

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nightshift.controllers.actuators.slurm_nodes import marks
+from nightshift.controllers.actuators.slurm import marks
 from tests.agent.fleet import Exporter
 from tests.end_to_end.stage import Daemon, until
 from tests.slurm_lab import SlurmLab

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,8 @@ import typer
 from nightshift.agent.cli.terminal import AsJson, Config, progress_line
 
 if TYPE_CHECKING:
-    from nightshift.agent.history.lookback import OwnEvent
-    from nightshift.collectors.prometheus.range import RangeReader
+    from nightshift.agent.history.lookback import LookbackReport, OwnEvent
+    from nightshift.collectors.prometheus.range import RangeCost, RangeReader
     from nightshift.collectors.tick import Tick
     from nightshift.detectors.base import Detector
 
@@ -39,17 +39,12 @@ def lookback(
     from nightshift.agent.construct import build_detectors
     from nightshift.agent.history import lookback_pages
     from nightshift.agent.history.lookback import look_back, models, report
-    from nightshift.agent.history.lookback_report import as_json_values, as_text
     from nightshift.agent.history.lookback_signals import blind_signals
     from nightshift.agent.settings import load as load_settings
     from nightshift.collectors.subject import Inventory
     from nightshift.detectors.ecc.sku import told_of
 
-    for path in reports or ():
-        if path.suffix not in lookback_pages.FORMATS or not path.parent.is_dir():
-            raise typer.BadParameter(
-                f"{path}: name a .html or .md file in a folder that exists", param_hint="--report"
-            )
+    _check_reports(reports or (), lookback_pages.FORMATS)
     settings = load_settings(config)
     reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
     inventory = Inventory(settings.cluster)
@@ -83,10 +78,24 @@ def lookback(
     )
     for path in reports or ():
         path.write_text(lookback_pages.FORMATS[path.suffix](told, reader.reading, settings.cluster))
+    typer.echo(_printed(told, reader.reading, as_json), nl=False)
+
+
+def _printed(report: LookbackReport, cost: RangeCost, as_json: bool) -> str:
+    from nightshift.agent.history.lookback_report import as_json_values, as_text
+
     if as_json:
-        typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
-    else:
-        typer.echo(as_text(told, reader.reading), nl=False)
+        return json.dumps(as_json_values(report, cost), indent=2, ensure_ascii=False) + "\n"
+    return as_text(report, cost)
+
+
+def _check_reports(reports: Iterable[Path], formats: Container[str]) -> None:
+    """Refuses, before hours of reading, a report that could not be written at their end."""
+    for path in reports:
+        if path.suffix not in formats or not path.parent.is_dir():
+            raise typer.BadParameter(
+                f"{path}: name a .html or .md file in a folder that exists", param_hint="--report"
+            )
 
 
 def _opened(

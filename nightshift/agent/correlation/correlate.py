@@ -244,18 +244,7 @@ class _Correlation:
                 parent[i] = i = parent[parent[i]]
             return i
 
-        buckets: dict[tuple[int, object], list[int]] = defaultdict(list)
-        for i, finding in enumerate(fresh):
-            kin = kin_of(finding)
-            # several detectors, or sources, may tell of the same fault on the same subject: no window for these
-            buckets[-1, (finding.subject, finding.fault, kin)].append(i)
-            if GROUP in finding.facts:
-                buckets[-2, finding.facts[GROUP]].append(i)
-            for number, rule in enumerate(SAME):
-                if kin in rule.kin and not is_report(finding):
-                    for place in self._places.scoped(finding, rule.scope):
-                        buckets[number, place].append(i)
-        for (number, _), rows in buckets.items():
+        for (number, _), rows in self._buckets(fresh).items():
             # of ongoing faults the one that was seen last reaches furthest: an alarm that goes on for hours is
             # still the same as what joins it at its end
             longest = rows[0]
@@ -269,6 +258,21 @@ class _Correlation:
         for i, finding in enumerate(fresh):
             groups[root(i)].append(finding)
         return [Group(found) for found in groups.values()]
+
+    def _buckets(self, fresh: list[Finding]) -> dict[tuple[int, object], list[int]]:
+        """Rows of findings that may be one fault, by rule of `SAME` (below 0: without a window) and place."""
+        buckets: dict[tuple[int, object], list[int]] = defaultdict(list)
+        for i, finding in enumerate(fresh):
+            kin = kin_of(finding)
+            # several detectors, or sources, may tell of the same fault on the same subject: no window for these
+            buckets[-1, (finding.subject, finding.fault, kin)].append(i)
+            if GROUP in finding.facts:
+                buckets[-2, finding.facts[GROUP]].append(i)
+            for number, rule in enumerate(SAME):
+                if kin in rule.kin and not is_report(finding):
+                    for place in self._places.scoped(finding, rule.scope):
+                        buckets[number, place].append(i)
+        return buckets
 
     def _home(self, group: Group) -> Group | None:
         """The known incident that the group belongs to: `group` itself with its incident set, or None."""

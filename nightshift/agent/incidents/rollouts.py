@@ -205,22 +205,24 @@ class Rollouts:
                 if text and (name in OF_NODE or name.startswith(IMAGE_OF))
             }
             found[node.name] = mine
-            gpus = self._inventory.children(node, now_s, SubjectKind.GPU)
-            ports = self._inventory.children(node, now_s, SubjectKind.NIC)
-            if not (gpus or ports):
-                continue
-            jobs = {self._inventory.above(gpu, SubjectKind.JOB, now_s) for gpu in gpus}
-            switches = {self._inventory.above(port, SubjectKind.SWITCH, now_s) for port in ports}
-            rows = [(name, name, gpus) for name in OF_GPU] + [(name, name, jobs) for name in OF_JOB]
-            for component, fact, owners in (
-                *rows,
-                (OF_SWITCH, "firmware", switches),
-                (OF_PORTS, "firmware", ports),
-            ):
+            for component, fact, owners in self._components(node, now_s):
                 told = {self._inventory.fact(owner, fact) for owner in owners if owner is not None}
                 if versions := sorted(version for version in told if version):
                     mine.setdefault(component, ", ".join(versions))
         return found
+
+    def _components(self, node: Subject, now_s: float) -> list[tuple[str, str, Iterable[Subject | None]]]:
+        """What a node's GPUs and ports tell: (component, the fact of its version, the subjects that have it)."""
+        gpus = self._inventory.children(node, now_s, SubjectKind.GPU)
+        ports = self._inventory.children(node, now_s, SubjectKind.NIC)
+        jobs = {self._inventory.above(gpu, SubjectKind.JOB, now_s) for gpu in gpus}
+        switches = {self._inventory.above(port, SubjectKind.SWITCH, now_s) for port in ports}
+        return [
+            *((name, name, gpus) for name in OF_GPU),
+            *((name, name, jobs) for name in OF_JOB),
+            (OF_SWITCH, "firmware", switches),
+            (OF_PORTS, "firmware", ports),
+        ]
 
     def of(self, incident: Incident, now_s: float) -> list[VersionChange]:
         """What changed on the nodes of an incident, in the compared time before its onset and since."""

@@ -48,12 +48,7 @@ def page_waits_until_s(
     if halt or any(step.after not in _PLANNED | _BEGUN for step in turn):
         return None
     begun = incident.state in _BEGUN
-    if begun:
-        approvals = [step.by for step in turn if step.cause == Cause.APPROVED]
-        automatic = bool(approvals) and approvals[-1] == POLICY
-    else:
-        automatic = incident.action is None or rule_for(incident.action, policy) is ApprovalRule.AUTOMATIC
-    if not automatic:
+    if not _is_automatic(incident, policy, turn):
         return None
     kinds = automatic_kinds(policy) if incident.action is None else {incident.action.kind}
     if not any(_ends_all(kind, incident, turn, surroundings, now_s) for kind in kinds):
@@ -69,6 +64,14 @@ def _turn(incident: Incident) -> list[HistoryStep]:
     later = list(takewhile(lambda step: step.cause != Cause.RELAPSED, reversed(incident.history)))[::-1]
     first = incident.history[: len(incident.history) - len(later)][-1:]
     return [*first, *later]
+
+
+def _is_automatic(incident: Incident, policy: ApprovalSettings, turn: list[HistoryStep]) -> bool:
+    """Whether no person decides on the repair: one that has begun was approved by the policy, else it may be."""
+    if incident.state in _BEGUN:
+        approvals = [step.by for step in turn if step.cause == Cause.APPROVED]
+        return bool(approvals) and approvals[-1] == POLICY
+    return incident.action is None or rule_for(incident.action, policy) is ApprovalRule.AUTOMATIC
 
 
 def _ends_all(

@@ -15,6 +15,7 @@ from nightshift.agent.incidents.suppression import Suppression
 from nightshift.agent.presentation.incident_view import undo_words
 from nightshift.agent.rca.summary import as_shown, headline_of, in_short, quotable, reading_quotes, sentence_of
 from nightshift.agent.rca.summary import plain as one_line
+from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, contest_of, taken_on
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import clock_time, duration, full_time, gpu_hours, sentence
@@ -82,24 +83,8 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
         word, colour = _SIGNAL[stored.state]
         parts.append(Text.assemble((f"{word:>8}  ", colour), sentence_of(stored)))
         parts.append(Text(f"          {budget_words(stored.finding)}", style="dim"))
-    diagnosis = incident.diagnosis
-    if diagnosis is not None:
-        parts += [
-            Text(""),
-            Text(f"Why: {sentence(diagnosis.cause)}, confidence {diagnosis.confidence}", style="bold"),
-        ]
-        for claim in diagnosis.claims:
-            parts.append(Text(f"  • {one_line(claim.sentence)} [{', '.join(claim.evidence_ids)}]"))
-            parts += [
-                Text(f'    [{quote.evidence_id}] "{one_line(quotable(quote.text))}"', style="dim")
-                for quote in claim.quotes
-            ]
-        parts += [Text(f"  ⚠ {caveat}", style="yellow") for caveat in diagnosis.caveats]
-        if diagnosis.hypothesis:
-            parts.append(Text(f"  Hypothesis, not proven: {diagnosis.hypothesis}", style="italic"))
-        parts += [Text(f'    "{one_line(quote)}"', style="dim") for _, quote in reading_quotes(incident)]
-        for check in incident.reading.checks if incident.reading is not None else ():
-            parts.append(Text(f"  Check next: {check}", style="italic"))
+    if incident.diagnosis is not None:
+        parts += _diagnosis(incident, incident.diagnosis)
     if incident.action is not None:
         parts += [Text(""), *_plan(incident, incident.action, now_s)]
     if (contest := contest_of(incident)) is not None:
@@ -112,6 +97,27 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
             Text(f"{clock_time(step.at_s)}  {step.after.replace('_', ' ')} ({step.by}){note}", style="dim")
         )
     return Group(*parts)
+
+
+def _diagnosis(incident: Incident, diagnosis: Diagnosis) -> list[RenderableType]:
+    """Cause, claims with their quotes, caveats, and what the language model read beside."""
+    parts: list[RenderableType] = [
+        Text(""),
+        Text(f"Why: {sentence(diagnosis.cause)}, confidence {diagnosis.confidence}", style="bold"),
+    ]
+    for claim in diagnosis.claims:
+        parts.append(Text(f"  • {one_line(claim.sentence)} [{', '.join(claim.evidence_ids)}]"))
+        parts += [
+            Text(f'    [{quote.evidence_id}] "{one_line(quotable(quote.text))}"', style="dim")
+            for quote in claim.quotes
+        ]
+    parts += [Text(f"  ⚠ {caveat}", style="yellow") for caveat in diagnosis.caveats]
+    if diagnosis.hypothesis:
+        parts.append(Text(f"  Hypothesis, not proven: {diagnosis.hypothesis}", style="italic"))
+    parts += [Text(f'    "{one_line(quote)}"', style="dim") for _, quote in reading_quotes(incident)]
+    for check in incident.reading.checks if incident.reading is not None else ():
+        parts.append(Text(f"  Check next: {check}", style="italic"))
+    return parts
 
 
 def _plan(incident: Incident, action: Action, now_s: float) -> list[RenderableType]:

@@ -36,22 +36,24 @@ class FaultPlace:
         if self.whole_job and len(self.jobs) == 1:
             place = f" ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})" if self.gpus and self.nodes else ""
             return f"job {self.jobs[0]}{place}"
-        inside = []
-        # people know a rank by its number in its job, not by its subject's name
-        if len(self.ranks) == 1:
-            head = f"rank {self.ranks[0].rpartition('#')[2]} of {self.ranks[0].rpartition('#')[0]}"
-        elif subject.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU, SubjectKind.SOURCE):
-            head = (
-                f"{subject.kind} {short(subject.name)}" if subject.kind is not SubjectKind.SOURCE else subject.name
-            )
-        else:
-            head = f"{subject.kind} {subject.name}"
-            inside += [f"job {job}" for job in self.jobs[:1]]
+        head, inside = self._head(subject)
         if (len(self.gpus) == 1 and subject.kind is not SubjectKind.GPU) or (len(self.ranks) == 1 and self.gpus):
             inside.append(short(self.gpus[0]))
         if len(self.nodes) == 1 and subject.kind is not SubjectKind.NODE:
             inside.append(f"node {self.nodes[0]}")
         return f"{head} ({', '.join(inside)})" if inside else head
+
+    def _head(self, subject: Subject) -> tuple[str, list[str]]:
+        """The subject's own name for people, and what is known of where it is: its job, for another kind."""
+        # people know a rank by its number in its job, not by its subject's name
+        if len(self.ranks) == 1:
+            job, _, number = self.ranks[0].rpartition("#")
+            return f"rank {number} of {job}", []
+        if subject.kind is SubjectKind.SOURCE:
+            return subject.name, []
+        if subject.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU):
+            return f"{subject.kind} {short(subject.name)}", []
+        return f"{subject.kind} {subject.name}", [f"job {job}" for job in self.jobs[:1]]
 
 
 def few(names: Sequence[str], limit: int) -> str:

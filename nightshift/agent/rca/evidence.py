@@ -463,12 +463,13 @@ class _Gatherer:
         near = [self.inventory.cluster, *(s for kind in kinds for s in self._kind(kind))]
         early_s = self.ledger.onset_s - CHANGES_BEFORE_S
         lines = [record for subject in near[:64] for record in self.history.logs(subject, early_s, self.at_s)]
-        alerts = [r for r in lines if r.source.startswith(ALERTS) and r.at.t_s >= self._start_s]
+        recent = [r for r in lines if r.at.t_s >= self._start_s]
+        alerts = [r for r in recent if r.source.startswith(ALERTS)]
         self.ledger.log(("alerts", ""), alerts, "alerts of other rules about these places")
-        events = [r for r in lines if r.source.startswith(EVENTS) and r.at.t_s >= self._start_s]
+        events = [r for r in recent if r.source.startswith(EVENTS)]
         changes = [r for r in lines if r.source.startswith((CHANGES, slurm.CHANGES))]
         self.ledger.log(("events", ""), events, "Kubernetes events about these places")
-        said = [r for r in lines if r.source == slurm.STATES and r.at.t_s >= self._start_s]
+        said = [r for r in recent if r.source == slurm.STATES]
         self.ledger.log(("slurm", ""), said, "Slurm on these places")
         self.ledger.log(("changes", ""), changes, "changes to these places in the day before")
 

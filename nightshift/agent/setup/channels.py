@@ -20,7 +20,7 @@ from nightshift.agent.notify.outlets.service import Outlets
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.clicks import Desk, DeskParts
-from nightshift.agent.notify.slack.members import Members
+from nightshift.agent.notify.slack.members import WorkspaceMembers
 from nightshift.agent.notify.slack.messages import ChatCourier, SlackParts
 from nightshift.agent.notify.slack.proposals import Promotions, Teller
 from nightshift.agent.notify.slack.service import Slack, secret_now
@@ -178,6 +178,6 @@ def build_slack(
         wake()
         courier.wake()
 
-    members = Members(web, settings.workspace)
+    members = WorkspaceMembers(web, settings.workspace)
     desk = Desk(DeskParts(store, gate, clock, web, settings, directory, suppressor, members, clicked, inventory))
     return Slack(settings, web, courier, desk, ready)

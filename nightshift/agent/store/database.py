@@ -202,17 +202,7 @@ class Database:
         cause = getattr(error, "orig", None) or error
         text = " ".join(str(cause).split()) or type(cause).__name__
         if isinstance(cause, sqlite3.Error):
-            # the low byte is the primary code; the rest says where it happened, e.g. SQLITE_IOERR_WRITE
-            code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_FULL:
-                return StoreFull(
-                    f"{self.where}: the disk is full and nothing was written. Free some space; writing then resumes"
-                )
-            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                return StoreBusy(f"{self.where}: another process holds the database's lock ({text})", 1.0)
-            if code == sqlite3.SQLITE_IOERR:
-                return StoreFull(f"{self.where}: the disk fails or is full ({text}); nothing was written")
-            return StoreUnusable(f"{self.where}: {text}")
+            return self._sqlite_meaning(cause, text)
         state = getattr(cause, "sqlstate", None) or ""
         # SQLSTATE 53100: disk_full (PostgreSQL, appendix A)
         if state == "53100":
@@ -232,6 +222,19 @@ class Database:
         # connection, rollback (deadlock), resources, object not ready (a lock), operator intervention (shutdown)
         if state[:2] in ("08", "40", "53", "55", "57") or state in ("25P03", "25P04"):  # idle, or too long, inside
             return StoreBusy(f"{self.where}: {text}", 1.0)
+        return StoreUnusable(f"{self.where}: {text}")
+
+    def _sqlite_meaning(self, cause: sqlite3.Error, text: str) -> Exception:
+        # the low byte is the primary code; the rest says where it happened, e.g. SQLITE_IOERR_WRITE
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            return StoreFull(
+                f"{self.where}: the disk is full and nothing was written. Free some space; writing then resumes"
+            )
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreBusy(f"{self.where}: another process holds the database's lock ({text})", 1.0)
+        if code == sqlite3.SQLITE_IOERR:
+            return StoreFull(f"{self.where}: the disk fails or is full ({text}); nothing was written")
         return StoreUnusable(f"{self.where}: {text}")
 
     def schema(self) -> str | None:

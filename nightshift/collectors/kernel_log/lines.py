@@ -153,13 +153,19 @@ class KernelLogParser:
                     events.append(event)
         if len(lines) <= max_lines:
             return lines, events
+        return self._cut(lines, events, max_lines)
+
+    def _cut(
+        self, lines: list[LogRecord], events: list[KernelEvent], max_lines: int
+    ) -> tuple[list[LogRecord], list[KernelEvent]]:
+        """A flood's first lines and every event's line; the events with a gap where lines were dropped."""
         told = {id(event.record) for event in events}
         kept = [r for n, r in enumerate(lines) if n < max_lines or id(r) in told]
-        if len(kept) < len(lines):
-            dropped = len(lines) - len(kept)
-            last = next(r for r in reversed(lines) if id(r) not in told)
-            events.append(self.gap(last, f"{dropped} lines beyond {max_lines} in one tick", dropped))
-        return kept, events
+        if len(kept) == len(lines):
+            return kept, events
+        dropped = len(lines) - len(kept)
+        last = next(r for r in reversed(lines) if id(r) not in told)
+        return kept, [*events, self.gap(last, f"{dropped} lines beyond {max_lines} in one tick", dropped)]
 
     def gap(self, record: LogRecord, why: str, lost_lines: int | None = None) -> KernelEvent:
         """Lines are missing before or at this one."""

@@ -32,7 +32,7 @@ _SCALARS = {"float32": "float", "float16": "float", "bfloat16": "float", "bool":
 
 
 @dataclass(frozen=True)
-class Delivery:
+class CertifiedKernel:
     """A certified kernel and the definition that it computes. slower: than a baseline that it was raced with."""
 
     definition: Definition
@@ -87,7 +87,7 @@ def deliveries(
     envelopes: Sequence[Mapping[str, Any]],
     trusted: Mapping[str, Ed25519PublicKey],
     definitions: Mapping[str, Definition],
-) -> list[Delivery]:
+) -> list[CertifiedKernel]:
     """What the certificates certify. Raises CertificateError where one is bad, or its definition is
     missing or another."""
     found = []
@@ -102,11 +102,11 @@ def deliveries(
         verdict = predicate["verdict"]
         architecture = str(verdict["environment"].get("capability") or "none")
         slower = verdict["status"] == Status.slower
-        found.append(Delivery(definitions[name], candidate, envelope, architecture, slower))
+        found.append(CertifiedKernel(definitions[name], candidate, envelope, architecture, slower))
     return found
 
 
-def write(folder: Path, kernels: Sequence[Delivery]) -> Path:
+def write(folder: Path, kernels: Sequence[CertifiedKernel]) -> Path:
     """The folder of both forms: the package's path. Kernels of one architecture kind (GPU or none) at a time."""
     variants = {"cpu" if one.architecture == "none" else "cuda" for one in kernels}
     if len(variants) != 1:
@@ -139,7 +139,7 @@ def _metadata(variant: str, listed: str) -> dict[str, Any]:
     }
 
 
-def _solution(one: Delivery) -> dict[str, Any]:
+def _solution(one: CertifiedKernel) -> dict[str, Any]:
     """FlashInfer-Bench's file for a kernel; outputs are returned."""
     return {
         "name": one.stem,

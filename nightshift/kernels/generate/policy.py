@@ -213,7 +213,7 @@ class Context:
     tried: int = 0
 
 
-class Network(nn.Module):
+class SentenceNetwork(nn.Module):
     """Word by word: a GRU that begins from an embedding of the context. Some 120,000 parameters."""
 
     def __init__(self, words: int, width: int = 64) -> None:
@@ -280,7 +280,7 @@ class Network(nn.Module):
         return [tuple(w for w in row if w) for row in torch.cat(columns, 1).tolist()]
 
 
-def save(path: Path, network: Network, **more: Any) -> None:
+def save(path: Path, network: SentenceNetwork, **more: Any) -> None:
     """Written beside and renamed, so that a killed training leaves the last whole checkpoint. more: what a training
     resumes from, tensors and plain values."""
     part = path.with_suffix(".part")
@@ -288,7 +288,7 @@ def save(path: Path, network: Network, **more: Any) -> None:
     part.replace(path)
 
 
-def load(path: Path) -> tuple[Network, dict[str, Any]]:
+def load(path: Path) -> tuple[SentenceNetwork, dict[str, Any]]:
     """(network, all that the checkpoint holds). Raises CheckpointError or VocabularyError; unpickles nothing."""
     try:
         found = torch.load(path, weights_only=True)
@@ -302,7 +302,7 @@ def load(path: Path) -> tuple[Network, dict[str, Any]]:
         raise VocabularyError(
             f"{path}: {len(theirs)} words, this program {len(ours)}; unlike: {unlike}. Train again"
         )
-    network = Network(len(ours))
+    network = SentenceNetwork(len(ours))
     try:
         network.load_state_dict(found["network"])
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
@@ -316,7 +316,7 @@ class LearnedAuthor:
 
     illegal: sentences that were outside the grammar; they are not judged."""
 
-    network: Network
+    network: SentenceNetwork
     gpu: str
     seed: int = 0
     families: Sequence[Family] | None = None
@@ -382,7 +382,7 @@ def _apart(proposal: Proposal) -> tuple[str, dict[str, Value]]:
 class Sampler:
     """Draws sentences for one task. Each round of draws is a little warmer, from 0.7 to 1.3 after 32 trials."""
 
-    network: Network
+    network: SentenceNetwork
     grammar: Grammar
     features: Sequence[float]
     seed: int

@@ -5,29 +5,39 @@ Stages, in order: `grammar` (sentences drawn from the spaces alone, which are co
 operation by GRPO, `distil` (the generalist learns what the specialists write), and `generalist` by GRPO. In a group
 sentences that were written twice share one speed-up, because a search counts them once. A checkpoint names stage
 and step; a killed training resumes there.
+
+It learns on measured tables: every configuration of one family that was timed on one case
+(`benchmarks.kernels_tables`). Configurations that were never timed have no answer: they are drawn again and count
+for no one.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 import random
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nightshift.kernels.generate.base import Config, GeneratorError
 from nightshift.kernels.generate.policy import (
     FAILED,
     Context,
     Exemplar,
     Grammar,
-    Network,
     SentenceError,
+    SentenceNetwork,
     encode,
     exemplars,
+    features,
     load,
     numbers,
     save,
@@ -35,7 +45,131 @@ from nightshift.kernels.generate.policy import (
 )
 from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.lab.reward import Answer, advantages, reward_of, within
-from nightshift.kernels.lab.tables import Sentence, Shape
+from nightshift.kernels.ops.families import family_named
+from nightshift.kernels.ops.problems import named
+from nightshift.kernels.problem import Case
+
+Sentence = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One measured table. times: (configuration, seconds), infinite where it failed."""
+
+    name: str
+    family: str
+    problem: str
+    case: Case
+    gpu: str
+    times: tuple[tuple[Config, float], ...]
+
+    @property
+    def shape(self) -> str:
+        """Its name without the family's."""
+        return self.name.split("-", 1)[1]
+
+    @property
+    def held_out(self) -> bool:
+        """For the score only: the md5 of its name is odd."""
+        return hashlib.md5(self.name.encode(), usedforsecurity=False).digest()[-1] % 2 == 1
+
+
+def table_of(name: str, raw: Mapping[str, Any]) -> Table | None:
+    """None where the family has no such space today. Raises KeyError where the file is no table."""
+    case = Case.of(raw["case"]["dtype"], raw["case"]["layout"], **raw["case"]["params"])
+    try:
+        space = family_named(raw["family"]).space(raw["problem"], case)
+    except GeneratorError:
+        return None
+    dimensions = raw["dimensions"]
+    times = []
+    for row, micro in zip(raw["configs"], raw["microseconds"], strict=True):
+        config = {n: dimensions[n][i] for n, i in zip(dimensions, row, strict=True)}
+        if space.holds(config):
+            times.append((config, math.inf if micro is None else micro * 1e-6))
+    return Table(name, raw["family"], raw["problem"], case, raw["environment"]["gpu"], tuple(times))
+
+
+def read_tables(folder: Path) -> list[Table]:
+    """All tables of a folder, by name."""
+    found = (table_of(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json")))
+    return [table for table in found if table is not None and table.times]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One case of one problem and the tables that answer for it."""
+
+    name: str
+    tables: tuple[Table, ...]
+
+    @property
+    def problem(self) -> str:
+        return self.tables[0].problem
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        return Grammar.of(self.problem, self.tables[0].case, [family_named(t.family) for t in self.tables])
+
+    @cached_property
+    def seconds(self) -> dict[Sentence, float]:
+        """Seconds of each measured sentence; infinite where the sweep refused it."""
+        return {
+            tuple(encode(self.grammar.words(table.family, config))): seconds
+            for table in self.tables
+            for config, seconds in table.times
+        }
+
+    @cached_property
+    def sentences(self) -> list[Sentence]:
+        return list(self.seconds)
+
+    @cached_property
+    def best_s(self) -> float:
+        return min(self.seconds.values())
+
+    @cached_property
+    def baseline_s(self) -> float:
+        """The median of what ran: what a speed-up is over, since a table holds no baseline."""
+        return statistics.median(s for s in self.seconds.values() if math.isfinite(s))
+
+    @cached_property
+    def context(self) -> Context:
+        """What the network sees of it, without a history."""
+        operation, *variants = encode([f"operation {self.problem}", *(f"variant {v}" for v in self.grammar.spaces)])
+        seen = features(named(self.problem), self.tables[0].case, self.tables[0].gpu)
+        return Context(tuple(seen), operation, tuple(variants))
+
+    def answer(self, sentence: Sentence) -> float | None:
+        """Seconds; infinite where the grammar admits it and the sweep refused it; None where it was never timed.
+
+        Raises SentenceError where it is no sentence of the grammar, or its family refuses the combination."""
+        if sentence in self.seconds:
+            return self.seconds[sentence]
+        variant, config = self.grammar.read([vocabulary()[w] for w in sentence])
+        if not self.grammar.spaces[variant].admits(config):
+            raise SentenceError(f"policy: {variant} does not admit {config}")
+        return None
+
+
+def shapes_of(tables: Iterable[Table]) -> list[Shape]:
+    """The tables by shape. A table with a word that the vocabulary lacks keeps its other rows."""
+    groups: dict[str, list[Table]] = {}
+    for table in tables:
+        groups.setdefault(table.shape, []).append(_speakable(table))
+    return [Shape(name, tuple(t for t in group if t.times)) for name, group in groups.items()]
+
+
+def _speakable(table: Table) -> Table:
+    words = set(vocabulary())
+    times = tuple((c, s) for c, s in table.times if all(f"{k}={v}" in words for k, v in c.items()))
+    return Table(table.name, table.family, table.problem, table.case, table.gpu, times)
+
+
+def split(tables: Sequence[Table]) -> tuple[list[Shape], list[Shape]]:
+    """(to learn from, for the score only), by the md5 of each table's name."""
+    return shapes_of(t for t in tables if not t.held_out), shapes_of(t for t in tables if t.held_out)
+
 
 Clock = Callable[[Shape, Sentence], Answer | None]
 """What answers for a sample; None where nothing is known of it, and it counts for nothing."""
@@ -128,10 +262,10 @@ class Training:
         torch.manual_seed(self.seed)
         self.rng = random.Random(self.seed)
         self.draws = torch.Generator().manual_seed(self.seed)
-        self.network = Network(len(vocabulary()))
+        self.network = SentenceNetwork(len(vocabulary()))
         self.done: dict[str, int] = {}
         self.figures: dict[str, Any] = {"zero_signal_groups": 0, "groups": 0, "trivial": 0}
-        self.experts: dict[str, Network] = {}
+        self.experts: dict[str, SentenceNetwork] = {}
         self._grammars: dict[str, Grammar] = {}
         self._lessons: list[tuple[Context, Sentence]] = []
         if self.checkpoint is not None and self.checkpoint.exists():
@@ -141,7 +275,7 @@ class Training:
     def operations(self) -> list[str]:
         return sorted({shape.problem for shape in self.shapes})
 
-    def run(self) -> Network:
+    def run(self) -> SentenceNetwork:
         """All stages that are not done. Raises RewardError, after which the last checkpoint stands."""
         recipe = self.recipe
         self._stage(
@@ -159,7 +293,7 @@ class Training:
         self._save()
         return self.network
 
-    def _rl(self, stage: str, network: Network, steps: int, shapes: Sequence[Shape]) -> None:
+    def _rl(self, stage: str, network: SentenceNetwork, steps: int, shapes: Sequence[Shape]) -> None:
         buffer = Buffer(shapes, self.rng)
         self._stage(stage, network, steps, self.recipe.rl_rate, lambda n: self._improve(n, buffer))
         self.figures["trivial"] += buffer.dropped
@@ -167,10 +301,10 @@ class Training:
     def _stage(
         self,
         stage: str,
-        network: Network,
+        network: SentenceNetwork,
         steps: int,
         rate: float,
-        loss_of: Callable[[Network], torch.Tensor | None],
+        loss_of: Callable[[SentenceNetwork], torch.Tensor | None],
     ) -> None:
         begun = self.done.get(stage, 0)
         if begun >= steps:
@@ -192,7 +326,7 @@ class Training:
 
     # Imitation -------------------------------------------------------------------------------------------------
 
-    def _imitate(self, network: Network, lessons: Sequence[tuple[Context, Sentence]]) -> torch.Tensor:
+    def _imitate(self, network: SentenceNetwork, lessons: Sequence[tuple[Context, Sentence]]) -> torch.Tensor:
         likely = network.log_likelihood([c for c, _ in lessons], [s for _, s in lessons])
         return -likely.mean() / 8
 
@@ -263,7 +397,7 @@ class Training:
 
     # GRPO ------------------------------------------------------------------------------------------------------
 
-    def _improve(self, network: Network, buffer: Buffer) -> torch.Tensor | None:
+    def _improve(self, network: SentenceNetwork, buffer: Buffer) -> torch.Tensor | None:
         """The loss of one step: None where no group has a signal."""
         contexts: list[Context] = []
         sentences: list[Sentence] = []
@@ -325,7 +459,7 @@ class Training:
         self.rng.setstate((state[0], tuple(state[1]), state[2]))
         self.draws.set_state(found["draws"])
         for name, weights in found["experts"].items():
-            self.experts[name] = Network(len(vocabulary()))
+            self.experts[name] = SentenceNetwork(len(vocabulary()))
             self.experts[name].load_state_dict(weights)
 
 

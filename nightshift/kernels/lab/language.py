@@ -74,7 +74,7 @@ def credits(rewards: Sequence[float], discount: float = DISCOUNT) -> list[float]
 
 
 @dataclass(frozen=True)
-class Mark:
+class ReplyScore:
     """What one reply earned. said: the words about it in the model's next prompt."""
 
     reward: float
@@ -106,12 +106,12 @@ class KernelReward:
             for reply, name, where in zip(completions, problem, case, strict=True)
         ]
 
-    def mark(self, reply: str, task: Task) -> Mark:
+    def mark(self, reply: str, task: Task) -> ReplyScore:
         try:
             candidate = kernel_of(reply, task)
         except ReplyError as error:
             self.counts["no kernel"] += 1
-            return Mark(0.0, False, str(error))
+            return ReplyScore(0.0, False, str(error))
         verdict = within(self.limit_s, lambda: self.judge(candidate, task))
         outcome = Outcome(Proposal(candidate, "llm"), verdict.status, str(verdict.reason), verdict.detail,
                           *_times(verdict))  # fmt: skip
@@ -120,9 +120,9 @@ class KernelReward:
             baseline = min((c.baseline_s for c in verdict.comparisons), default=math.nan)
             looks = tuple(c.candidate_s for c in verdict.comparisons)
             said = feedback(task, outcome) if outcome.timed else "Correct. It was not timed."
-            return Mark(reward_of(Answer(verdict.status, looks), baseline), True, said, verdict)
+            return ReplyScore(reward_of(Answer(verdict.status, looks), baseline), True, said, verdict)
         self.counts[f"{verdict.status}: {verdict.reason}"] += 1
-        return Mark(0.0, True, feedback(task, outcome), verdict)
+        return ReplyScore(0.0, True, feedback(task, outcome), verdict)
 
     def formatted(self, completions: Sequence[Any], problem: Sequence[str], case: Sequence[str],
                   **more: Any) -> list[float]:  # fmt: skip
@@ -206,7 +206,7 @@ class Turns:
     mark: what a reply to a prompt earns; tasks are found by the prompt's own text. refined: the conversation with a
     reply and what was said of it behind it."""
 
-    mark: Callable[[str, Prompt], Mark]
+    mark: Callable[[str, Prompt], ReplyScore]
     group: int
     turns: int = 2
     discount: float = DISCOUNT

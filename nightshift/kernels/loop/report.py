@@ -26,7 +26,7 @@ _MANY = 40
 
 
 @dataclass(frozen=True)
-class Section:
+class SearchSection:
     """One search of a run."""
 
     slug: str
@@ -84,7 +84,7 @@ def write_report(run: Path) -> WrittenReport:
     )
 
 
-def _section(slug: str, folder: Path) -> Section:
+def _section(slug: str, folder: Path) -> SearchSection:
     path, damage, head, found = folder / "certificate.json", "", None, {}
     try:
         if path.exists():
@@ -95,7 +95,7 @@ def _section(slug: str, folder: Path) -> Section:
         damage = f"{path.name}: {error}: the ledger's end is not held against it"
     asked, lines, audit = read_audit(folder, {path.name: head} if head is not None else {})
     audit.notes += [damage] if damage else []
-    return Section(slug, folder, asked, tuple(lines), audit, found)
+    return SearchSection(slug, folder, asked, tuple(lines), audit, found)
 
 
 # Content: blocks are (kind, value), written twice --------------------------------------------------------------
@@ -105,7 +105,7 @@ Cell = tuple[str, str]
 Block = tuple[str, Any]
 
 
-def _blocks(run: Path, sections: Sequence[Section]) -> list[Block]:
+def _blocks(run: Path, sections: Sequence[SearchSection]) -> list[Block]:
     blocks: list[Block] = [("h1", f"Kernel search {run.name}")]
     blocks += _told_by(run / "profile.json", _profile_told)
     blocks += _told_by(run / "coverage.json", _coverage_told)
@@ -175,7 +175,7 @@ def _peaks(found: dict[str, Any]) -> str:
     return f"Peaks by {found['source']}: {rate / 1e12:.2f} TB/s." if rate else "No peaks are known."
 
 
-def _outcome_row(section: Section) -> list[Cell]:
+def _outcome_row(section: SearchSection) -> list[Cell]:
     best, whole = section.best, section.verdict
     trials = sum(line.of == 0 for line in section.lines)
     link = _link(section, best)
@@ -191,7 +191,7 @@ def _outcome_row(section: Section) -> list[Cell]:
     ]
 
 
-def _audit_blocks(section: Section) -> list[Block]:
+def _audit_blocks(section: SearchSection) -> list[Block]:
     """Whether the ledger is as the search wrote it."""
     found = section.audit
     told = "; ".join(found.notes)
@@ -208,7 +208,7 @@ def _audit_blocks(section: Section) -> list[Block]:
     return [("p", f"{head} {told}".strip()), ("table", (["line", "field", "what"], rows))]
 
 
-def _section_blocks(section: Section) -> list[Block]:
+def _section_blocks(section: SearchSection) -> list[Block]:
     blocks: list[Block] = [("h2", section.slug)]
     blocks.append(("p", f"{section.asked.get('task', '')}, from {section.asked.get('origin', 'unknown')}."))
     blocks += _audit_blocks(section)
@@ -250,7 +250,7 @@ def _section_blocks(section: Section) -> list[Block]:
     return blocks
 
 
-def _certified_blocks(section: Section) -> list[Block]:
+def _certified_blocks(section: SearchSection) -> list[Block]:
     """Error, rates and memory of the certified verdict, a row for each raced case."""
     if not section.figures:
         return []
@@ -275,7 +275,7 @@ def _certified_blocks(section: Section) -> list[Block]:
     return [("h3", "The certified verdict"), ("p", f"{told[0].upper()}{told[1:]}."), *table]
 
 
-def _verdict_words(section: Section, line: Line) -> str:
+def _verdict_words(section: SearchSection, line: Line) -> str:
     later = [other for other in section.lines if other.of == line.trial and not other.full]
     last = later[-1] if later else line
     if last.decision == "discard":
@@ -286,7 +286,7 @@ def _verdict_words(section: Section, line: Line) -> str:
     return f"{held}, {_time(last.seconds)}"
 
 
-def _link(section: Section, line: Line | None) -> str:
+def _link(section: SearchSection, line: Line | None) -> str:
     """To the line of the ledger: an editor or a forge opens it by number. To all of them where none says it."""
     return f"tasks/{section.slug}/ledger.jsonl" + (f"#L{line.trial}" if line is not None else "")
 
@@ -386,7 +386,7 @@ def _bytes(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def _convergence(section: Section) -> bytes:
+def _convergence(section: SearchSection) -> bytes:
     """Each timed trial, the best so far, the fastest baseline and the roofline, over the number of trials."""
     figure = _figure()
     axes = figure.add_subplot()
@@ -419,7 +419,7 @@ def _convergence(section: Section) -> bytes:
     return _bytes(figure)
 
 
-def _roofline(sections: Sequence[Section]) -> bytes:
+def _roofline(sections: Sequence[SearchSection]) -> bytes:
     """Share of the roofline that each search's best reaches, beside its fastest baseline's."""
     figure = _figure()
     axes = figure.add_subplot()

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from nightshift.kernels.loops.dependence import library, times, width
-from nightshift.kernels.loops.nest import Nest, Statement
+from nightshift.kernels.loops.nest import LoopNest, Statement
 from nightshift.kernels.loops.schedule import Schedule
 
 HELPERS = """
@@ -105,7 +105,7 @@ class _Printer:
                 self.show(child, depth, threaded)
 
 
-def source_of(nest: Nest, schedule: Schedule) -> str:
+def source_of(nest: LoopNest, schedule: Schedule) -> str:
     """The nest's C with its loops in the schedule's order. Raises isl.Error where isl cannot write a loop out."""
     isl = library()
     build = isl.AstBuild.from_context(isl.Set("{ : }"))

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
-from nightshift.kernels.loops.nest import Nest, NestError
-from nightshift.kernels.loops.schedule import Order, Schedule, original
+from nightshift.kernels.loops.nest import LoopNest, NestError
+from nightshift.kernels.loops.schedule import LoopOrder, Schedule, original
 
 isl: Any = None
 with suppress(ImportError):  # the extra `loops`
@@ -49,7 +49,7 @@ def width(schedule: Schedule) -> int:
     return max(len(order.dims) for order in schedule.orders.values())
 
 
-def times(nest: Nest, schedule: Schedule) -> Any:
+def times(nest: LoopNest, schedule: Schedule) -> Any:
     """Instance → time, over the nest's domain (an isl.UnionMap)."""
     parts = []
     for statement in nest.statements:
@@ -59,12 +59,12 @@ def times(nest: Nest, schedule: Schedule) -> Any:
     return library().UnionMap(f"{{ {'; '.join(parts)} }}").intersect_domain(domain(nest))
 
 
-def domain(nest: Nest) -> Any:
+def domain(nest: LoopNest) -> Any:
     return library().UnionSet(f"{{ {'; '.join(statement.domain for statement in nest.statements)} }}")
 
 
 @lru_cache(maxsize=32)
-def dependences(nest: Nest) -> Any:
+def dependences(nest: LoopNest) -> Any:
     """Instance → instance that must run later (an isl.UnionMap): reads after writes, writes after both."""
 
     def accesses(kind: str) -> Any:
@@ -81,12 +81,12 @@ def dependences(nest: Nest) -> Any:
     return touching.intersect(order.lex_lt_union_map(order)).coalesce()
 
 
-def _marked(order: Order, mark: str) -> int:
+def _marked(order: LoopOrder, mark: str) -> int:
     """The dimension of a marked loop; −1 where there is none."""
     return next((order.at(loop) for loop, name in order.marks if name == mark), -1)
 
 
-def fault_of(nest: Nest, schedule: Schedule) -> str:
+def fault_of(nest: LoopNest, schedule: Schedule) -> str:
     """Which dependence a schedule breaks, in words; empty where it keeps all of them."""
     needed, order = dependences(nest), times(nest, schedule)
     late = needed.intersect(order.lex_ge_union_map(order))
@@ -111,7 +111,7 @@ def fault_of(nest: Nest, schedule: Schedule) -> str:
     return ""
 
 
-def _statement(nest: Nest, name: str) -> Any:
+def _statement(nest: LoopNest, name: str) -> Any:
     statement = next(one for one in nest.statements if one.name == name)
     return library().UnionSet(f"{{ {statement.domain} }}")
 

@@ -61,7 +61,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Nest:
+class LoopNest:
     """source: the C text. sizes: the values of its macros. arrays: name → lengths."""
 
     name: str
@@ -162,7 +162,7 @@ class _Reader:
         return array, ", ".join(self.affine(text, outer) for text in inside)
 
 
-def parse(name: str, source: str, sizes: dict[str, int] | None = None) -> Nest:
+def parse(name: str, source: str, sizes: dict[str, int] | None = None) -> LoopNest:
     """A nest from its C text. sizes: other values for its macros. Raises NestError that names the line."""
     for macro, value in (sizes or {}).items():
         source = re.sub(rf"(#define {macro}) \d+", rf"\1 {value}", source)
@@ -180,7 +180,7 @@ def parse(name: str, source: str, sizes: dict[str, int] | None = None) -> Nest:
     reader.items((), ())
     if not reader.statements or reader.at != len(reader.tokens):
         raise reader.fail("one function with statements is expected, and nothing after it")
-    return Nest(name, source, tuple(defined.items()), tuple(arrays.items()), tuple(reader.statements))
+    return LoopNest(name, source, tuple(defined.items()), tuple(arrays.items()), tuple(reader.statements))
 
 
 @cache
@@ -189,7 +189,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in NESTS.glob("*.c")))
 
 
-def named(name: str) -> Nest:
+def named(name: str) -> LoopNest:
     """One of `names()`, or a C file. Raises NestError."""
     path = NESTS / f"{name}.c" if name in names() else Path(name)
     if path.suffix != ".c" or not path.is_file():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from nightshift.kernels.generate.llm import Chat
-from nightshift.kernels.loops.nest import Nest, Statement
+from nightshift.kernels.loops.nest import LoopNest, Statement
 from nightshift.kernels.loops.schedule import ACTIONS, ActionError, Schedule, applied
 from nightshift.kernels.loops.trial import Attempt, Court, actions_of
 
@@ -35,7 +35,7 @@ def inner_loop(statement: Statement) -> str:
     return max(statement.iterators, key=score)
 
 
-def opening(nest: Nest) -> list[str]:
+def opening(nest: LoopNest) -> list[str]:
     """Actions that usually help: every statement in a nest of its own, along its rows."""
     groups: dict[int, list[str]] = {}
     for statement in nest.statements:
@@ -49,7 +49,7 @@ def opening(nest: Nest) -> list[str]:
     return moves
 
 
-def blocks(nest: Nest, schedule: Schedule) -> list[str]:
+def blocks(nest: LoopNest, schedule: Schedule) -> list[str]:
     """Actions that keep values in registers: every loop but the innermost steps by four, at most two of them."""
     found = []
     for statement in nest.statements:
@@ -59,7 +59,7 @@ def blocks(nest: Nest, schedule: Schedule) -> list[str]:
     return found
 
 
-def moves(nest: Nest, schedule: Schedule, rng: random.Random, threads: int) -> str:
+def moves(nest: LoopNest, schedule: Schedule, rng: random.Random, threads: int) -> str:
     """One drawn action on a schedule; not all are legal."""
     statement = rng.choice([one for one in nest.statements if len(one.loops) > 1] or list(nest.statements))
     order = schedule.orders[statement.name]
@@ -158,7 +158,7 @@ compares every array to the bit, and takes the time. Reply with the whole list b
 You get the verdict and the time back, and may then send a better list. {threads} thread(s) run the function."""
 
 
-def question(nest: Nest, threads: int) -> list[tuple[str, str]]:
+def question(nest: LoopNest, threads: int) -> list[tuple[str, str]]:
     """What a dialogue begins with: (role, text) pairs."""
     rules = RULES.format(actions="\n".join(f"- {form}" for form, _ in ACTIONS.values()), threads=threads)
     rows = [f"{one.name}: loops {', '.join(one.iterators)}: {one.text}" for one in nest.statements]

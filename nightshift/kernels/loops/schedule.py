@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from nightshift.kernels.loops.nest import Nest
+from nightshift.kernels.loops.nest import LoopNest
 
 LARGEST_UNROLL = 16
 _ROOM = 100
@@ -30,7 +30,7 @@ class Dim:
 
 
 @dataclass(frozen=True)
-class Order:
+class LoopOrder:
     """One statement's dimensions, and the loops that are marked: name → mark."""
 
     dims: tuple[Dim, ...]
@@ -53,18 +53,18 @@ class Order:
 class Schedule:
     """Of each statement its order; `actions`: how it came about."""
 
-    orders: dict[str, Order] = field(hash=False)
+    orders: dict[str, LoopOrder] = field(hash=False)
     actions: tuple[str, ...] = ()
 
 
-def original(nest: Nest) -> Schedule:
+def original(nest: LoopNest) -> Schedule:
     """The order of the C text."""
     orders = {}
     for statement in nest.statements:
         dims = [Dim(str(_ROOM * statement.order[0]))]
         for loop, place in zip(statement.loops, statement.order[1:], strict=True):
             dims += [Dim(loop.name, loop.name), Dim(str(_ROOM * place))]
-        orders[statement.name] = Order(tuple(dims))
+        orders[statement.name] = LoopOrder(tuple(dims))
     return Schedule(orders)
 
 
@@ -75,7 +75,7 @@ def _sized(text: str) -> tuple[str, int]:
     return loop, int(size)
 
 
-def _tile(order: Order, arguments: Sequence[str]) -> Order:
+def _tile(order: LoopOrder, arguments: Sequence[str]) -> LoopOrder:
     """Loops over tiles, in the order named, around the outermost loop named."""
     sized = [_sized(text) for text in arguments]
     if any(f"{loop}_t" in order.loops for loop, _ in sized):
@@ -85,7 +85,7 @@ def _tile(order: Order, arguments: Sequence[str]) -> Order:
     return replace(order, dims=(*order.dims[:first], *tiles, *order.dims[first:]))
 
 
-def _interchange(order: Order, arguments: Sequence[str]) -> Order:
+def _interchange(order: LoopOrder, arguments: Sequence[str]) -> LoopOrder:
     if len(arguments) != 2:
         raise ActionError("interchange takes two loops")
     a, b = (order.at(loop) for loop in arguments)
@@ -94,7 +94,7 @@ def _interchange(order: Order, arguments: Sequence[str]) -> Order:
     return replace(order, dims=tuple(dims))
 
 
-def _unroll(order: Order, arguments: Sequence[str]) -> Order:
+def _unroll(order: LoopOrder, arguments: Sequence[str]) -> LoopOrder:
     """The loop steps by so many, and what it skips runs innermost, written out (unroll and jam)."""
     for loop, size in map(_sized, arguments):
         if size > LARGEST_UNROLL or f"{loop}_u" in order.loops:
@@ -107,8 +107,8 @@ def _unroll(order: Order, arguments: Sequence[str]) -> Order:
     return order
 
 
-def _marked(mark: str) -> Callable[[Order, Sequence[str]], Order]:
-    def change(order: Order, arguments: Sequence[str]) -> Order:
+def _marked(mark: str) -> Callable[[LoopOrder, Sequence[str]], LoopOrder]:
+    def change(order: LoopOrder, arguments: Sequence[str]) -> LoopOrder:
         if len(arguments) != 1:
             raise ActionError(f"{mark} takes one loop")
         order.at(arguments[0])
@@ -118,7 +118,7 @@ def _marked(mark: str) -> Callable[[Order, Sequence[str]], Order]:
     return change
 
 
-ACTIONS: dict[str, tuple[str, Callable[[Order, Sequence[str]], Order] | None]] = {
+ACTIONS: dict[str, tuple[str, Callable[[LoopOrder, Sequence[str]], LoopOrder] | None]] = {
     "tile": ("tile STATEMENTS LOOP:SIZE … : loops over tiles around the outermost loop named", _tile),
     "interchange": ("interchange STATEMENTS LOOP LOOP : swap two loops", _interchange),
     "unroll": ("unroll STATEMENTS LOOP:SIZE … : unroll and jam, at most 16", _unroll),
@@ -133,7 +133,7 @@ ACTIONS: dict[str, tuple[str, Callable[[Order, Sequence[str]], Order] | None]] =
 """Action → (its form and meaning, what it does to one statement's order; None: it relates several)."""
 
 
-def _together(orders: dict[str, Order], names: Sequence[str], depth: int, joined: bool) -> dict[str, Order]:
+def _together(orders: dict[str, LoopOrder], names: Sequence[str], depth: int, joined: bool) -> dict[str, LoopOrder]:
     """Statements one behind the other at a depth, as named. joined: inside the first one's outer loops."""
     if len(names) < 2:
         raise ActionError("name two statements or more")
@@ -175,7 +175,7 @@ def apply(schedule: Schedule, action: str) -> Schedule:
     return Schedule(orders, (*schedule.actions, " ".join(action.split())))
 
 
-def applied(nest: Nest, actions: Sequence[str]) -> Schedule:
+def applied(nest: LoopNest, actions: Sequence[str]) -> Schedule:
     """The nest's own order after these actions."""
     schedule = original(nest)
     for action in actions:

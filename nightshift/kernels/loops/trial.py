@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from nightshift.kernels.judge.race.timing import interval
 from nightshift.kernels.judge.verdict import Interval
 from nightshift.kernels.loops import code, dependence
-from nightshift.kernels.loops.nest import Nest, parse
+from nightshift.kernels.loops.nest import LoopNest, parse
 from nightshift.kernels.loops.schedule import ActionError, applied
 from nightshift.kernels.schemes.native import OPTIMISED, CompilerError, build, close
 
@@ -60,7 +60,7 @@ class Attempt:
 class Built:
     """A compiled nest with its arrays in this process."""
 
-    def __init__(self, nest: Nest, source: str, flags: Sequence[str], command: str = "") -> None:
+    def __init__(self, nest: LoopNest, source: str, flags: Sequence[str], command: str = "") -> None:
         export = ", ".join(f"(double *){name}" for name, _ in nest.arrays)
         self._library = build(f"{source}\ndouble *arrays_of_nest[] = {{ {export} }};\n", tuple(flags), command)
         self._pointers = (ctypes.c_void_p * len(nest.arrays)).in_dll(self._library, "arrays_of_nest")
@@ -87,14 +87,14 @@ class Built:
         return clock() - began
 
 
-def small(nest: Nest) -> Nest:
+def small(nest: LoopNest) -> LoopNest:
     """The nest with sizes from 5 to SMALL, in the order that the full ones have, and odd."""
     ranks = sorted({size for _, size in nest.sizes})
     sizes = {name: min(size, max(5, SMALL - 6 * (len(ranks) - 1 - ranks.index(size)))) for name, size in nest.sizes}
     return parse(nest.name, nest.source, sizes)
 
 
-def values(nest: Nest, seed: int, whole: bool) -> Arrays:
+def values(nest: LoopNest, seed: int, whole: bool) -> Arrays:
     """Values for every array: small integers, or normal random numbers."""
     rng = np.random.default_rng(seed)
     return {
@@ -112,7 +112,7 @@ def _same(a: Arrays, b: Arrays) -> str:
 class Court:
     """Judges schedules of one nest. threads: of parallel loops."""
 
-    nest: Nest
+    nest: LoopNest
     threads: int = 1
     clock: Callable[[], float] | None = None
     seed: int = 1
@@ -193,7 +193,7 @@ class Court:
         return {name: interval(each) for name, each in logs.items()}
 
 
-def differs(nest: Nest, actions: Sequence[str], seed: int, threads: int = 1) -> str:
+def differs(nest: LoopNest, actions: Sequence[str], seed: int, threads: int = 1) -> str:
     """Which array a schedule computes otherwise than the C text, to the bit, on random numbers; empty: none.
     It asks no dependence analysis: an illegal schedule is run as well."""
     flags = (*_EXACT, "-fopenmp") if threads > 1 else _EXACT
@@ -209,7 +209,7 @@ def differs(nest: Nest, actions: Sequence[str], seed: int, threads: int = 1) -> 
     return f"array {name} differs from the C text's" if name else ""
 
 
-def polly(nest: Nest, command: str, threads: int) -> Built:
+def polly(nest: LoopNest, command: str, threads: int) -> Built:
     """The C text by clang with Polly. Raises CompilerError."""
     parallel = ("-mllvm", "-polly-parallel", "-fopenmp", "-lgomp") if threads > 1 else ()
     return Built(nest, nest.source, (*POLLY, *parallel), command)

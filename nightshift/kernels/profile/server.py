@@ -133,7 +133,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """One forward pass. Zeros where the trace does not say: sequences, new tokens, tokens in the cache."""
 
     phase: str
@@ -278,10 +278,10 @@ def roles_of(kinds: Sequence[str], names: Sequence[str], shape: ModelShape) -> t
     return roles, why
 
 
-def _marked(trace: Trace) -> list[Pass]:
+def _marked(trace: Trace) -> list[ForwardPass]:
     """Passes that the server named; those that overlap are one, named twice."""
     events = trace.events
-    found: list[Pass] = []
+    found: list[ForwardPass] = []
     rows = events.rows("user_annotation")
     for row in sorted(rows.tolist(), key=lambda row: int(events.begin_ns[row])):
         match = next((m for mark in _MARKS if (m := mark.search(trace.names[events.name[row]]))), None)
@@ -297,11 +297,11 @@ def _marked(trace: Trace) -> list[Pass]:
             prompts = int(said["prompts"])
             phase = "decode" if not prompts else "mixed" if batch else "prefill"
             batches, new = batch + prompts, batch + tokens * (prompts > 0)
-        made = Pass(phase, batches, new, int(said.get("context") or 0), begin, end)
+        made = ForwardPass(phase, batches, new, int(said.get("context") or 0), begin, end)
         if found and begin < found[-1].end_ns:
             had = found.pop()
             context = max(had.context, made.context)
-            made = Pass(had.phase, had.batch, max(had.tokens, made.tokens), context, had.begin_ns,
+            made = ForwardPass(had.phase, had.batch, max(had.tokens, made.tokens), context, had.begin_ns,
                         max(had.end_ns, end))  # fmt: skip
         found.append(made)
     return found
@@ -309,7 +309,7 @@ def _marked(trace: Trace) -> list[Pass]:
 
 def _graphs(
     trace: Trace, launches: Sequence[int], places: Sequence[str], shape: ModelShape, batch: int
-) -> list[Pass]:
+) -> list[ForwardPass]:
     """One pass for each launch with as many kernels of attention as there are layers."""
     attention = Counter(
         launch for launch, place in zip(launches, places, strict=True) if launch >= 0 and place == "attention"
@@ -325,10 +325,10 @@ def _graphs(
             f"{trace.path}: no forward pass: neither marks of SGLang's or vLLM's, nor a CUDA graph with "
             f"{shape.layers} layers' attention. Mark passes: torch.profiler.record_function('step[DECODE bs=64]')"
         )
-    return [Pass("decode", batch, batch, 0, begin, end) for begin, end in found]
+    return [ForwardPass("decode", batch, batch, 0, begin, end) for begin, end in found]
 
 
-def _owners(passes: Sequence[Pass], launched: Sequence[int]) -> list[int]:
+def _owners(passes: Sequence[ForwardPass], launched: Sequence[int]) -> list[int]:
     """The pass of each activity, by when it was launched; −1: none."""
     begins = [one.begin_ns for one in passes]
     found = []
@@ -338,7 +338,7 @@ def _owners(passes: Sequence[Pass], launched: Sequence[int]) -> list[int]:
     return found
 
 
-def _phases(passes: Sequence[Pass], spans: Mapping[int, tuple[int, float]]) -> tuple[Phase, ...]:
+def _phases(passes: Sequence[ForwardPass], spans: Mapping[int, tuple[int, float]]) -> tuple[Phase, ...]:
     """spans: when a pass's first kernel began, and for how many seconds the GPU was busy with it."""
     made = []
     for name in ("prefill", "mixed", "decode"):

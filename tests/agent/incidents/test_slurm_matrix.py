@@ -17,8 +17,7 @@ from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
-from nightshift.controllers.actuators.slurm import SlurmActuator, SlurmActuatorSettings
-from nightshift.controllers.actuators.slurm_nodes import Mark
+from nightshift.controllers.actuators.slurm import Mark, SlurmActuator, SlurmActuatorSettings
 from tests.agent.incidents import GPU, ManualClock
 from tests.agent.incidents.test_fault_matrix import Cell
 from tests.agent.killed_on_slurm import planned

@@ -16,8 +16,15 @@ from nightshift.collectors.slurm.answers import SlurmNode
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused
 from nightshift.collectors.subject import SITE_NODE, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, Precondition, UnderWay
-from nightshift.controllers.actuators.slurm import SlurmActuator, SlurmActuatorSettings
-from nightshift.controllers.actuators.slurm_nodes import Mark, SlurmNodes, extra_with, marks, reason_of
+from nightshift.controllers.actuators.slurm import (
+    Mark,
+    SlurmActuator,
+    SlurmActuatorSettings,
+    SlurmNodes,
+    extra_with,
+    marks,
+    reason_of,
+)
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE
 from tests.agent.killed_on_slurm import planned
 from tests.slurm_lab import SlurmLab

@@ -16,7 +16,7 @@ from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.apply import hub
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.template import candidate
-from nightshift.kernels.ops.serving.kernels import family_of
+from nightshift.kernels.ops.serving.families import family_of
 from nightshift.kernels.suites.definitions import Definition, definition_of
 from nightshift.kernels.suites.serving import problem_of
 from tests.kernel_certificates import SIGNER, predicate, signed

@@ -198,7 +198,7 @@ def test_a_table_for_one_launch_keeps_no_gradient_alive(world: Any) -> None:
     """A CUDA graph's replay takes its gradients back; asked for their address then, torch raises."""
     runtime, _ = world(gains={})
     rows = [tuple(torch.zeros(size) for _ in range(4)) for size in (40, 20000)]
-    table = runtime.Table(rows, torch.bfloat16)
+    table = runtime.ChunkTable(rows, torch.bfloat16)
     gradients = [weakref.ref(row[1]) for row in rows]
     again = [(row[0], torch.ones_like(row[1]), *row[2:]) for row in rows]
     del rows
@@ -215,16 +215,16 @@ def test_a_table_is_placed_anew_where_gradients_lie_elsewhere(world: Any) -> Non
     runtime, _ = world(gains={})
     sizes = (40, 20000, 7)
     rows = [tuple(torch.zeros(size) for _ in range(4)) for size in sizes]
-    table = runtime.Table(rows, torch.bfloat16)
+    table = runtime.ChunkTable(rows, torch.bfloat16)
     owner = table._owner
     for count in range(3):
         room = torch.zeros(sum(sizes) + 64 * count)  # gradients among others, further apart each time
         starts = [0, 40 + 8 * count, 20040 + 64 * count]
         later = [(r[0], room[at : at + r[0].numel()], *r[2:]) for at, r in zip(starts, rows, strict=True)]
         table.place(later, runtime._addresses(later))
-        assert table.table.tolist() == runtime.Table(later, torch.bfloat16).table.tolist()
+        assert table.table.tolist() == runtime.ChunkTable(later, torch.bfloat16).table.tolist()
         assert [id(x) for x in table.bases(later)[:4]] == [
-            id(x) for x in runtime.Table(later, torch.bfloat16).bases(later)[:4]
+            id(x) for x in runtime.ChunkTable(later, torch.bfloat16).bases(later)[:4]
         ]
         assert table._owner is owner
         base = min(row[1].data_ptr() for row in later)

@@ -20,8 +20,8 @@ from nightshift.kernels.generate.policy import (
     CheckpointError,
     Grammar,
     LearnedAuthor,
-    Network,
     SentenceError,
+    SentenceNetwork,
     VocabularyError,
     author_of,
     encode,
@@ -30,7 +30,7 @@ from nightshift.kernels.generate.policy import (
     vocabulary,
 )
 from nightshift.kernels.judge.verdict import Status
-from nightshift.kernels.lab.grpo import Buffer, Recipe, Training, rewritten, table_clock
+from nightshift.kernels.lab.grpo import Buffer, Recipe, Shape, Table, Training, rewritten, shapes_of, table_clock
 from nightshift.kernels.lab.reward import (
     Answer,
     RewardHung,
@@ -40,7 +40,6 @@ from nightshift.kernels.lab.reward import (
     robust_s,
     within,
 )
-from nightshift.kernels.lab.tables import Shape, Table, shapes_of
 from nightshift.kernels.loop.cli import _with_authors
 from nightshift.kernels.loop.optimise import work_of
 from nightshift.kernels.ops.families import family_named
@@ -161,7 +160,7 @@ def test_exemplars_contrast_a_fast_with_a_slow_one_that_looks_alike(shape: Shape
 def test_training_finds_the_grammar_and_what_is_fast(trained: Training, shape: Shape) -> None:
     """Untrained it writes no sentence at all."""
     contexts = [shape.context] * 64
-    before = Network(len(vocabulary())).sample(contexts, torch.Generator().manual_seed(0))
+    before = SentenceNetwork(len(vocabulary())).sample(contexts, torch.Generator().manual_seed(0))
     after = trained.network.sample(contexts, torch.Generator().manual_seed(0))
     right = [w for w in after if (a := table_clock(shape, w)) is not None and a.status is Status.correct]
     unread = [table_clock(shape, w) for w in before]

@@ -17,8 +17,8 @@ from nightshift.kernels.generate.llm import BEGIN, END
 from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
 from nightshift.kernels.lab.language import (
     KernelReward,
-    Mark,
     Prompt,
+    ReplyScore,
     Turns,
     credits,
     lessons,
@@ -127,8 +127,8 @@ def test_every_turn_of_a_conversation_is_a_sample_with_its_credit() -> None:
         asked.extend(given)
         return [([len(str(p))], [7], "good" if "refused" in str(p) else "bad") for p in given]
 
-    def mark(reply: str, prompt: Prompt) -> Mark:
-        return Mark(float(reply == "good"), True, "refused")
+    def mark(reply: str, prompt: Prompt) -> ReplyScore:
+        return ReplyScore(float(reply == "good"), True, "refused")
 
     turns = Turns(mark, 4, 2, generate_of=lambda trainer: generate)
     made = turns(["write"] * 4, None)

@@ -13,7 +13,7 @@ from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Task
 from nightshift.kernels.generate.llm import BEGIN, END
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
-from nightshift.kernels.lab.language import KernelReward, Mark, Prompt, Turns
+from nightshift.kernels.lab.language import KernelReward, Prompt, ReplyScore, Turns
 from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
@@ -70,7 +70,7 @@ def test_grpo_teaches_the_reply_that_the_judge_accepts(turns: int, tmp_path: Pat
     def refined(prompt: Prompt, reply: str, said: str) -> Prompt:
         return f"{prompt} refused"
 
-    def mark(reply: str, prompt: Prompt) -> Mark:
+    def mark(reply: str, prompt: Prompt) -> ReplyScore:
         return reward.mark(reply, TASK)
 
     reward = KernelReward(judge)

@@ -14,7 +14,7 @@ from nightshift.collectors.base import Permanent
 from nightshift.kernels.cli import app
 from nightshift.kernels.loop.ledger import Line
 from nightshift.kernels.loop.ledger_chain import Audit
-from nightshift.kernels.loop.report import Section, write_report
+from nightshift.kernels.loop.report import SearchSection, write_report
 
 RUNNER = CliRunner()
 SOFTMAX = ["optimize", "--problem", "softmax", "--device", "cpu", "--case"]
@@ -86,7 +86,7 @@ def test_a_report_calls_nothing_the_best_that_a_whole_verdict_refused(tmp_path: 
     for lines, best in (
         ((LINE, second), LINE), ((LINE, second, refused), None), ((LINE, second, refused, stands), stands)
     ):  # fmt: skip
-        assert Section("softmax", folder, {}, lines, Audit()).best is best
+        assert SearchSection("softmax", folder, {}, lines, Audit()).best is best
         (folder / "ledger.jsonl").write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
         markdown = write_report(tmp_path).markdown
         text = markdown.read_text()

@@ -21,11 +21,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.oracle import expected
-from nightshift.kernels.ops.serving.kernels import family_of
+from nightshift.kernels.ops.serving.families import family_of
 from nightshift.kernels.problem import Problem, as_outputs
-from nightshift.kernels.suites.answers import SHARED
 from nightshift.kernels.suites.definitions import definition_of
-from nightshift.kernels.suites.serving import problem_of
+from nightshift.kernels.suites.serving import SHARED, problem_of
 from tests.serving_definitions import (
     delta,
     embedding,

@@ -16,7 +16,7 @@ from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.judge.verdict import Status
-from nightshift.kernels.ops.serving.kernels import KERNELS, family_of
+from nightshift.kernels.ops.serving.families import KERNELS, family_of
 from nightshift.kernels.suites.definitions import definition_of
 from nightshift.kernels.suites.serving import problem_of
 from tests.serving_definitions import (

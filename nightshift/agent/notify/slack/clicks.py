@@ -34,7 +34,7 @@ from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack import proposals
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.card import Ticket, said
-from nightshift.agent.notify.slack.members import Members, NotAMember
+from nightshift.agent.notify.slack.members import NotAMember, WorkspaceMembers
 from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
 from nightshift.agent.notify.slack.settings import SNOOZE_S, Settings
 from nightshift.agent.notify.slack.web import SlackWeb
@@ -87,7 +87,7 @@ class DeskParts:
     settings: Settings
     directory: Directory
     suppressor: Suppressor
-    members: Members
+    members: WorkspaceMembers
     wake: Callable[[], None]
     inventory: Inventory | None = None
 

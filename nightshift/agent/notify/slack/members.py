@@ -19,7 +19,7 @@ class NotAMember(Permanent):
     """This user cannot decide anything here."""
 
 
-class Members:
+class WorkspaceMembers:
     """Asks `users.info`, and remembers an answer for a minute: who is removed can click no longer than that."""
 
     def __init__(self, web: SlackWeb, workspace: str, wall_s: Callable[[], float] = time.time) -> None:

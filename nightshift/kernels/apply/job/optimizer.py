@@ -207,7 +207,7 @@ def _lies_well(row: Row, device: int) -> bool:
     )
 
 
-class Table:
+class ChunkTable:
     """Where the chunks of many tensors begin, counted from the one of each kind that lies lowest; on the GPU.
 
     Outside of CUDA graphs gradients lie elsewhere in every step: then addresses alone are sent, and the GPU adds
@@ -271,7 +271,7 @@ def _addresses(rows: Sequence[Row]) -> list[int]:
 
 
 _TABLES = ByTensor()
-"""The first parameter of a launch → its Table."""
+"""The first parameter of a launch → its ChunkTable."""
 
 
 def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any], step: int) -> None:
@@ -283,7 +283,7 @@ def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any
             _stepped_together(kernel, part, numbers, step)
         return
     if table is None or table.layout != _layout(rows, addresses):
-        table = _TABLES[rows[0][0]] = Table(rows, DTYPES[kernel.record["dtype"]])
+        table = _TABLES[rows[0][0]] = ChunkTable(rows, DTYPES[kernel.record["dtype"]])
     elif table.addresses != addresses:
         table.place(rows, addresses)
     _launched(kernel, table.bases(rows), table, (*numbers, step))
@@ -312,7 +312,7 @@ def _most(kernel: Kernel) -> int:
     return min([*highs, *([largest["n"]] if "n" in largest else [])], default=0)
 
 
-def _launched(kernel: Kernel, bases: Sequence[torch.Tensor], table: Table, numbers: Sequence[Any]) -> None:
+def _launched(kernel: Kernel, bases: Sequence[torch.Tensor], table: ChunkTable, numbers: Sequence[Any]) -> None:
     """All chunks of a table, in as many launches as keep each within what the judge asked."""
     most, count = _most(kernel), len(table.table)
     each = max(1, most // CHUNK) if 0 < most < table.elements else count
@@ -390,7 +390,7 @@ def _checked(
     rest = (*numbers, int(step.item()))
     if kernel.problem == MANY:
         alone = [(mine[0], mine[1], mine[2], mine[3])]
-        one = Table(alone, DTYPES[kernel.record["dtype"]])
+        one = ChunkTable(alone, DTYPES[kernel.record["dtype"]])
         if len(mine) == 5:
             one.table[:, 4] = one.table[:, 0]
         _launched(kernel, [*mine[:4], *(mine[4:] or one.bases(alone)[4:])], one, rest)
