@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nightshift.kernels.lab.tables import Sentence, Shape, Table, read_tables, shapes_of, split
 
 from benchmarks import report
 from nightshift.kernels.draw import mix
@@ -34,7 +33,7 @@ from nightshift.kernels.generate.base import Config
 from nightshift.kernels.generate.policy import Sampler, SentenceError, SentenceNetwork, vocabulary
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template
-from nightshift.kernels.lab.grpo import Recipe, Training
+from nightshift.kernels.lab.grpo import Recipe, Sentence, Shape, Table, Training, read_tables, shapes_of, split
 from nightshift.kernels.ops.families import family_named
 from nightshift.version import commit
 
