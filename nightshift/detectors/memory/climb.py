@@ -445,7 +445,7 @@ def _eta(left: Floats, floor: Floats, growth: Floats) -> Floats:
 
 def _stairs(floor: Floats, raw: Floats, growth: Floats, clean: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which rows climb by jumps that are alike, and stay on the stair between. Where nothing else moves (`clean`),
-    a jump may take two buckets, and three jumps need be no more alike than four."""
+    a jump may take two buckets, and three jumps are enough where they are as alike as four must be."""
     rises = np.diff(floor, axis=1)
     rises[:, 1:] = np.where(clean[:, None], floor[:, 2:] - floor[:, :-2], rises[:, 1:])
     largest = rises.max(axis=1)
