@@ -34,7 +34,7 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="YAML file")],
+    file: Annotated[Path, typer.Argument(envvar="NIGHTSHIFT_CONFIG", help="YAML file")],
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration file and show each error with its line and field."""

@@ -28,9 +28,9 @@ def incidents(
     limit: Annotated[int, typer.Option(min=1, help="At most so many")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List open incidents. Muted ones are marked."""
+    """List open incidents, and say whether actions are halted. Muted ones are marked."""
     from nightshift.agent.cli.remote import remote, summary_of
-    from nightshift.agent.presentation.incident_text import incident_json, incident_table
+    from nightshift.agent.presentation.incident_text import halt_text, incident_json, incident_table
     from nightshift.agent.store.incident import IncidentState
 
     there = remote()
@@ -38,18 +38,22 @@ def incidents(
         told = there.incidents_json(all_, limit)
         if as_json:
             print_json(told)
-        else:
-            print_rich(incident_table([summary_of(row) for row in told], time.time()))
+            return
+        if (halt := there.halt_json())["halted"]:
+            print_rich(halt_text(halt.get("by", ""), halt.get("reason", "")))
+        print_rich(incident_table([summary_of(row) for row in told], time.time()))
         return
-    with stored(config) as (store, _, now_s):
+    with stored(config) as (store, gate, now_s):
         states = None if all_ else [state for state in IncidentState if state is not IncidentState.RESOLVED]
         rows = store.incidents(states, limit=limit)
         standing = _standing(store, config)
         suppressed = {row.id: held for row in rows if (held := standing.of(row)) is not None}
         if as_json:
             print_json([incident_json(row, suppressed.get(row.id)) for row in rows])
-        else:
-            print_rich(incident_table(rows, now_s, {name: held.sentence() for name, held in suppressed.items()}))
+            return
+        if (halted := gate.halted()).halted:
+            print_rich(halt_text(halted.by, halted.reason))
+        print_rich(incident_table(rows, now_s, {name: held.sentence() for name, held in suppressed.items()}))
 
 
 def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:

@@ -37,6 +37,10 @@ class Remote:
         found: dict[str, Any] = self._get("/status", {})
         return found
 
+    def halt_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._get("/halt", {})
+        return found
+
     def goodput_json(self, days: int, by: str) -> dict[str, Any]:
         found: dict[str, Any] = self._get("/goodput", {"days": str(days), "by": by})
         return found

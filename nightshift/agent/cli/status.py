@@ -20,7 +20,8 @@ MOST_SOURCES = 12
 
 
 def status(config: Config = None, as_json: AsJson = False) -> None:
-    """Show whether Nightshift works, what is open and what waits for you. Exit code 1: it does not work."""
+    """Show whether Nightshift works, what is open and what waits for you. Exit code 1: it does not work; 75: no
+    daemon answers."""
     from nightshift.agent.cli.remote import remote
     from nightshift.collectors.base import Temporary
 
@@ -64,6 +65,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from nightshift.agent.presentation.incident_text import halt_text
     from nightshift.agent.rca.summary import plain as one_line
 
     lines = [Text(f"{found['version']} · cluster {found['cluster']}", style="bold")]
@@ -72,8 +74,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     else:
         lines.append(Text(f"Does not work: {'; '.join(found['reasons'])}", style="bold red"))
     if found["halted"]:
-        why = f": {one_line(found['halted_because'])}" if found["halted_because"] else ""
-        lines.append(Text(f"Every action is halted by {found['halted_by']}{why}", style="bold yellow"))
+        lines.append(halt_text(found["halted_by"], found["halted_because"]))
     counts = [f"{count} {severity}" for severity, count in reversed(found["open"].items()) if count]
     lines.append(Text(f"Open incidents: {', '.join(counts) or 'none'}"))
     if found["waiting"]:

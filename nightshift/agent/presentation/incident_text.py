@@ -36,6 +36,14 @@ STYLES = {
 _SIGNAL = {State.FIRING: ("firing", "red"), State.CLEAR: ("clear", "green"), State.NO_DATA: ("no data", "yellow")}
 
 
+def halt_text(by: str, reason: str) -> Text:
+    """That no action starts now, and why. by: empty where the reader may not see who."""
+    return Text(
+        f"Every action is halted{f' by {by}' if by else ''}{f': {one_line(reason)}' if reason else ''}",
+        style="bold yellow",
+    )
+
+
 def incident_table(
     rows: Sequence[IncidentSummary], now_s: float, suppressed: Mapping[str, str] = MappingProxyType({})
 ) -> RenderableType:
