@@ -6,7 +6,8 @@ DELIVERED is a folder of `nightshift kernels deliver`. The model has a Llama's s
 way generates greedily from the same prompts of random ids: `generate` with a static cache, eager and compiled, and
 continuous batching. Decoding is timed as what all tokens take beyond the first of each prompt. Reported are its
 tokens/s, the share of tokens that torch's eager way gives as well, and how far the logits of a second token, which
-comes of the cache, are from eager's. Continuous batching gives no logits.
+comes of the cache, are from eager's; and how far probabilities are from those of the same weights in a training
+step. Continuous batching gives no logits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPE: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
 }  # fmt: skip
 """Yi 6B's widths, whose attentions are among the published definitions."""
-PROMPTS, TOKENS, LONGEST, BATCH = 200, 50, 384, 50
+PROMPTS, TOKENS, LONGEST, BATCH, SEEN = 200, 50, 384, 50, 16
 
 
 @dataclass(frozen=True)
@@ -115,19 +116,30 @@ def batched(served: Any, chosen: list[list[int]], tokens: int, blocks: int) -> l
     return [found[key].generated_tokens for key in sorted(found, key=lambda key: int(key.rpartition("_")[2]))]
 
 
-def logits(served: Any, chosen: list[list[int]]) -> Any:
-    """Of the second new token of some prompts, by `generate` with a static cache: [prompts, vocabulary]."""
+def logits(served: Any, chosen: list[list[int]]) -> tuple[Any, dict[str, float]]:
+    """Of some prompts' second new token, by `generate` with a static cache: [prompts, vocabulary]. And how far
+    the logarithms of the probabilities of `SEEN` new tokens are from those of a training step's forward pass."""
     import torch
 
-    rows = []
+    rows, off, way = [], [], served.config._attn_implementation
     for prompt in chosen[:8]:
         out = served.generate(
-            torch.tensor([prompt], device=served.device), max_new_tokens=2, min_new_tokens=2, do_sample=False,
+            torch.tensor([prompt], device=served.device), max_new_tokens=SEEN, min_new_tokens=SEEN, do_sample=False,
             pad_token_id=0, cache_implementation="static", disable_compile=True, output_logits=True,
             return_dict_in_generate=True,
         )  # fmt: skip
-        rows.append(out.logits[1][0].float().cpu())
-    return torch.stack(rows)
+        made = torch.stack(out.logits, 1)[0].float()
+        rows.append(made[1].cpu())
+        served.set_attn_implementation("sdpa")
+        served.train()
+        whole = served(out.sequences, use_cache=False).logits[0, len(prompt) - 1 : -1].detach().float()
+        served.eval()
+        served.set_attn_implementation(way)
+        tokens = out.sequences[0, len(prompt) :, None]
+        pair = (torch.log_softmax(x, -1).gather(1, tokens)[:, 0] for x in (made, whole))
+        off.append((next(pair) - next(pair)).abs())
+    found = torch.cat(off)
+    return torch.stack(rows), {"training_off_mean": float(found.mean()), "training_off_most": float(found.max())}
 
 
 def measured(way: Way, run: Callable[[list[list[int]], int], list[list[int]]], chosen: Any, tokens: int) -> Any:
@@ -168,15 +180,17 @@ def row_of(
         served.set_attn_implementation("paged|sdpa" if way.batched else "sdpa")
         made, row = measured(way, run, chosen, tokens)
         served.set_attn_implementation("sdpa")
-        return {**row, "tokens": made}, None if way.batched else logits(served, chosen)
+        scores, beside = (None, {}) if way.batched else logits(served, chosen)
+        return {**row, **beside, "tokens": made}, scores
     with mapped(served, delivered, way, device) as package:
         batches = package.register()
         package.COUNTS.clear()
         served.set_attn_implementation(batches if way.batched else package.STATIC)
-        scores = None if way.batched else logits(served, chosen)
+        scores, beside = (None, {}) if way.batched else logits(served, chosen)
         made, row = measured(way, run, chosen, tokens)
         served.set_attn_implementation("sdpa")
-        return {**row, "tokens": made, "counts": {name: dict(n) for name, n in package.COUNTS.items()}}, scores
+        counts = {name: dict(n) for name, n in package.COUNTS.items()}
+        return {**row, **beside, "tokens": made, "counts": counts}, scores
 
 
 def figures(rows: Mapping[str, Any]) -> dict[str, Any]:
