@@ -9,8 +9,8 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
-from nightshift.agent.cli.remote import Remote, incident_of
-from nightshift.agent.presentation.incident_text import incident_text
+from nightshift.agent.cli.remote import Remote
+from nightshift.agent.presentation.incident_text import incident_of, incident_text
 from nightshift.agent.rca.summary import plain as one_line
 from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
