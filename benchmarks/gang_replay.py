@@ -26,7 +26,7 @@ from benchmarks.report import write
 from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.goodput.accounts import WAITING
-from nightshift.agent.goodput.ledger import totals
+from nightshift.agent.goodput.sums import totals
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident import Incident
 from nightshift.collectors.frame import Frame, Instant, LogRecord, StepSeries

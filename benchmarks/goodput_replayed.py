@@ -31,8 +31,9 @@ from benchmarks.detect_held_out import commit
 from benchmarks.report import write
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.goodput.accounts import SURVIVED, WAITING, Account
-from nightshift.agent.goodput.ledger import GoodputLedger, totals
+from nightshift.agent.goodput.ledger import GoodputLedger
 from nightshift.agent.goodput.steps import StepPoint, StepTrack
+from nightshift.agent.goodput.sums import totals
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

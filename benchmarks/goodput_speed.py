@@ -21,7 +21,8 @@ from benchmarks.report import write
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.goodput.accounts import WAITING
 from nightshift.agent.goodput.booking import GoodputBooking
-from nightshift.agent.goodput.ledger import GoodputLedger, totals
+from nightshift.agent.goodput.ledger import GoodputLedger
+from nightshift.agent.goodput.sums import totals
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -29,8 +29,8 @@ def incidents(
     as_json: AsJson = False,
 ) -> None:
     """List open incidents, and say whether actions are halted. Muted ones are marked."""
-    from nightshift.agent.cli.remote import remote, summary_of
-    from nightshift.agent.presentation.incident_text import halt_text, incident_json, incident_table
+    from nightshift.agent.cli.remote import remote
+    from nightshift.agent.presentation.incident_text import halt_text, incident_json, incident_table, summary_of
     from nightshift.agent.store.incident import IncidentState
 
     there = remote()
@@ -58,8 +58,8 @@ def incidents(
 
 def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
     """Show one incident: what, why with evidence, the plan and its cost, the history."""
-    from nightshift.agent.cli.remote import incident_of, remote
-    from nightshift.agent.presentation.incident_text import incident_json, incident_text
+    from nightshift.agent.cli.remote import remote
+    from nightshift.agent.presentation.incident_text import incident_json, incident_of, incident_text
 
     there = remote()
     if there is not None:

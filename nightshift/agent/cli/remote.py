@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.collectors.base import Permanent, Temporary
 
-if TYPE_CHECKING:  # a decision needs neither, nor the libraries that come with them; on the store no HTTP either
+if TYPE_CHECKING:  # a decision on the store needs no HTTP
     import httpx
 
-    from nightshift.agent.store.incident import Incident, IncidentSummary
-
 _PAGE = 100
-_NOT_STORED = ("suppressed",)
 
 
 class Remote:
@@ -150,23 +147,6 @@ def remote(environ: Mapping[str, str] | None = None) -> Remote | None:
         return Remote(url, Path(path).read_text().strip())
     except OSError as error:
         raise Permanent(f"NIGHTSHIFT_TOKEN_FILE: {path}: {error.strerror}") from error
-
-
-def summary_of(values: Mapping[str, Any]) -> IncidentSummary:
-    """A row of a list, as it was before it was JSON."""
-    from nightshift.agent.store.incident import IncidentSummary
-    from nightshift.agent.store.records import dump, load
-
-    # Through the store's own records, so that both ends have one reading of a state or a time.
-    return load(IncidentSummary, dump({name: value for name, value in values.items() if name not in _NOT_STORED}))
-
-
-def incident_of(values: Mapping[str, Any]) -> Incident:
-    from nightshift.agent.store.incident import Incident
-    from nightshift.agent.store.records import dump, load
-
-    hidden = (*_NOT_STORED, "plan_sha256")
-    return load(Incident, dump({name: value for name, value in values.items() if name not in hidden}))
 
 
 def checked_plan(incident_id: str, sha256: str, prefix: str) -> str:

@@ -19,7 +19,7 @@ def top(
     from nightshift.collectors.base import Permanent
 
     try:
-        from nightshift.agent.cli.live import LiveFleet
+        from nightshift.agent.presentation.live_screen import LiveFleet
     except ModuleNotFoundError as error:
         raise Permanent(f"{error.name} is missing: pip install 'nightshift-oncall[top]'") from error
     there = remote() or beside(config)

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from nightshift.agent import units
 from nightshift.agent.console.site import Site
 from nightshift.agent.goodput.accounts import ACCOUNTS, SURVIVED, Account, Nest
-from nightshift.agent.goodput.ledger import BY
 from nightshift.agent.goodput.records import Utilisation
 from nightshift.agent.goodput.report import HOUR_S, GoodputEstimate, GoodputReport, as_csv, lost, make
+from nightshift.agent.goodput.sums import BY
 from nightshift.agent.presentation.waterfall_chart import Bar, waterfall
 from nightshift.agent.store.tables import goodput
 

@@ -1,39 +1,57 @@
 """The books: each turn closes the newest hours again from all that is known by then, and replaces their rows.
 
 An hour's rows are a pure function of evidence, so doing it twice, late or after a crash gives the same. Hours older
-than `OPEN_S` are final; after `HOURLY_S` they are joined to days, and after `KEEP_S` they go.
+than `OPEN_S` are final; `sums` joins them to days after `HOURLY_S`, and removes them after `KEEP_S`. Evidence is
+what `signals` keeps, and what store and inventory say: who held what, which faults stood, what was done.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy import Connection
 
-from nightshift.agent.goodput.accounts import Account
-from nightshift.agent.goodput.evidence import GoodputEvidence, Holdings, gather, grouped, holdings
-from nightshift.agent.goodput.job_time import JobSignals, job_time
+from nightshift.agent.goodput.accounts import UNFIT, Account
+from nightshift.agent.goodput.job_time import JobFault, JobSignals, job_time
 from nightshift.agent.goodput.records import Utilisation, judged, peak_flops
-from nightshift.agent.goodput.settle import JobTime, LedgerEntry, PlaceMark, PlaceState, Sums, settle
+from nightshift.agent.goodput.settle import (
+    GpuGroup,
+    GpuHold,
+    JobTime,
+    LedgerEntry,
+    PlaceMark,
+    PlaceState,
+    Sums,
+    settle,
+)
 from nightshift.agent.goodput.signals import HOUR_S, Signals
+from nightshift.agent.goodput.sums import DAY_S, team_of, thin_out, totals
+from nightshift.agent.incidents.returns import cases
+from nightshift.agent.store.archive import name_of
+from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.incident_store import Store
-from nightshift.agent.store.tables import goodput
-from nightshift.agent.store.tenancy import namespaces_of
+from nightshift.agent.store.intents import commitments
+from nightshift.agent.store.tables import findings, goodput, incidents
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.guard import MaintenanceWindow
+from nightshift.controllers.action import traits_of
+from nightshift.controllers.cordon import node_of
+from nightshift.controllers.guard import Commitment, MaintenanceWindow
+from nightshift.detectors.base import Fault, State
 
 EVERY_S = 300.0
 OPEN_S = 6 * HOUR_S
-DAY_S = 24 * HOUR_S
-HOURLY_S, KEEP_S = 8 * DAY_S, 400 * DAY_S
 _STATE = "goodput/signals"
+_K = SubjectKind
+_ON_A_NODE = frozenset({_K.NIC, _K.DISK})
+_HARDWARE = frozenset({_K.GPU, _K.MIG, _K.LINK, _K.NODE, *_ON_A_NODE})
+_MOST_FINDINGS = 20_000
 
 
 @dataclass(frozen=True)
@@ -223,56 +241,247 @@ def _spans(window: MaintenanceWindow, start_s: float, end_s: float) -> list[tupl
     return spans
 
 
-def team_of(job: str) -> str:
-    """A job's namespace: teams own namespaces."""
-    return next(iter(namespaces_of([Subject(SubjectKind.JOB, job)])), "") if job else ""
+# Faults and actions, as the store has them -----------------------------------------------------------------------
 
 
-def thin_out(connection: Connection, now_s: float) -> None:
-    """Joins old hours to days, and removes what is too old."""
-    connection.execute(sa.delete(goodput).where(goodput.c.start_s < now_s - KEEP_S))
-    before_s = (now_s - HOURLY_S) // DAY_S * DAY_S
-    old = (goodput.c.span_s == HOUR_S) & (goodput.c.start_s < before_s)
-    day = sa.func.floor(goodput.c.start_s / DAY_S) * DAY_S
-    of = (goodput.c.account, goodput.c.job, goodput.c.node, goodput.c.cause, goodput.c.incident, goodput.c.team)
-    sums = (
-        sa.select(day.label("start_s"), *of, sa.func.sum(goodput.c.gpu_s).label("gpu_s"))
-        .where(old)
-        .group_by(day, *of)
-    )
-    rows = [{**row._mapping, "span_s": DAY_S} for row in connection.execute(sums)]
-    if rows:
-        connection.execute(sa.delete(goodput).where(old))
-        connection.execute(sa.insert(goodput), rows)
+@dataclass(frozen=True, slots=True)
+class StoodFault:
+    """A finding of an incident, from its onset to its end (Unix s; infinity: it stands)."""
+
+    start_s: float
+    end_s: float
+    fault: Fault
+    subject: Subject
+    cause: str
+    incident: str
 
 
-def totals(connection: Connection, start_s: float, end_s: float, namespaces: Iterable[str] | None = None) -> Sums:
-    """GPU-seconds of the rows that begin in [start_s, end_s), by entry; of some namespaces' jobs, or all."""
-    of = (goodput.c.account, goodput.c.job, goodput.c.node, goodput.c.cause, goodput.c.incident)
-    query = sa.select(*of, sa.func.sum(goodput.c.gpu_s).label("spent")).group_by(*of)
-    query = query.where(goodput.c.start_s >= start_s // HOUR_S * HOUR_S, goodput.c.start_s < end_s)
-    if namespaces is not None:
-        query = query.where(goodput.c.team.in_(sorted(namespaces)))
-    return {
-        LedgerEntry(Account(row.account), row.job, row.node, row.cause, row.incident): row.spent
-        for row in connection.execute(query)
-    }
+@dataclass
+class GoodputEvidence:
+    """By name: faults of jobs, marks of GPUs and of nodes."""
+
+    job_faults: dict[str, list[JobFault]] = field(default_factory=lambda: defaultdict(list))
+    gpu_marks: dict[str, list[PlaceMark]] = field(default_factory=lambda: defaultdict(list))
+    node_marks: dict[str, list[PlaceMark]] = field(default_factory=lambda: defaultdict(list))
 
 
-def summed(sums: Sums, key: Callable[[LedgerEntry], str]) -> dict[str, dict[Account, float]]:
-    """By a key of the entries: account → GPU-seconds."""
-    found: dict[str, dict[Account, float]] = {}
-    for entry, spent in sums.items():
-        of = found.setdefault(key(entry), {})
-        of[entry.account] = of.get(entry.account, 0.0) + spent
+def stood_faults(connection: Connection, since_s: float) -> list[StoodFault]:
+    """Findings that were open after a time. Where a person closed the incident, its findings ended with it."""
+    query = (
+        sa.select(
+            findings.c.incident, findings.c.fault, findings.c.subject, findings.c.state, findings.c.since_s,
+            findings.c.changed_s, incidents.c.state.label("of"), incidents.c.entered_s, incidents.c.cause,
+        )
+        .join(incidents, incidents.c.number == findings.c.incident)
+        .where(sa.or_(findings.c.state != str(State.CLEAR), findings.c.changed_s > since_s))
+        .where(sa.or_(incidents.c.state != str(IncidentState.RESOLVED), incidents.c.entered_s > since_s))
+        .order_by(findings.c.since_s.desc())
+        .limit(_MOST_FINDINGS)
+    )  # fmt: skip
+    found = []
+    for row in connection.execute(query):
+        end_s = row.changed_s if row.state == State.CLEAR else math.inf
+        if row.of == IncidentState.RESOLVED:
+            end_s = min(end_s, row.entered_s)
+        subject, cause = Subject.parse(row.subject), row.cause or row.fault
+        found.append(StoodFault(row.since_s, end_s, Fault(row.fault), subject, cause, name_of(row.incident)))
     return found
 
 
-BY: Mapping[str, Callable[[LedgerEntry], str]] = {
-    "job": lambda entry: entry.job,
-    "team": lambda entry: team_of(entry.job),
-    "node": lambda entry: entry.node,
-    "cause": lambda entry: entry.cause,
-    "incident": lambda entry: entry.incident,
-}
-"""What a table can be split by."""
+def gather(connection: Connection, inventory: Inventory, since_s: float) -> GoodputEvidence:
+    """Everything that the store says of a time on."""
+    found = GoodputEvidence()
+    for fault in stood_faults(connection, since_s):
+        _place(found, fault, inventory)
+    acts = [item for item in commitments(connection) if (item.released_s or item.ended_s or math.inf) > since_s]
+    named = [number for item in acts if (number := _number(item)) is not None]
+    causes = sa.select(incidents.c.number, incidents.c.cause).where(incidents.c.number.in_(named))
+    words = {row.number: row.cause or "" for row in connection.execute(causes)}
+    for item in acts:
+        _act(found, item, inventory, words)
+    for case in cases(connection):
+        end_s = math.inf if case.back_s is None else case.back_s
+        if end_s > since_s:
+            mark = PlaceMark(case.out_s, end_s, PlaceState.REPAIR, case.fault, name_of(case.incident))
+            found.gpu_marks[case.gpu].append(mark)
+    return found
+
+
+def _place(found: GoodputEvidence, fault: StoodFault, inventory: Inventory) -> None:
+    subject = _carrier(fault.subject)
+    for job in _jobs(subject, inventory, fault.start_s, fault.end_s):
+        of = JobFault.of(fault.fault, fault.start_s, fault.end_s, fault.cause, fault.incident)
+        found.job_faults[job].append(of)
+    if fault.subject.kind in _HARDWARE and fault.fault in UNFIT:
+        mark = PlaceMark(fault.start_s, fault.end_s, PlaceState.FAULT, fault.cause, fault.incident)
+        marks = found.node_marks if subject.kind is _K.NODE else found.gpu_marks
+        marks[subject.name].append(mark)
+
+
+def _carrier(subject: Subject) -> Subject:
+    """The GPU, node or owner that a fault's subject belongs to."""
+    if subject.kind is _K.LINK:
+        return Subject(_K.GPU, subject.name.partition("/")[0])
+    if subject.kind in _ON_A_NODE:
+        return Subject(_K.NODE, subject.name.partition("/")[0].partition(":")[0])
+    return subject
+
+
+def _jobs(subject: Subject, inventory: Inventory, start_s: float, end_s: float) -> set[str]:
+    """Jobs above a subject, or of the GPUs below it, when the fault began: who came later was not stopped by it."""
+    if subject.kind is _K.JOB:
+        return {subject.name}
+    if subject.kind is _K.CLUSTER or subject.kind is _K.SOURCE:
+        return set()
+    found = {inventory.above(subject, _K.JOB, start_s)}
+    for gpu in inventory.gpus(subject, start_s):
+        found.update(inventory.above(pod, _K.JOB, start_s) for pod in inventory.parents(gpu, start_s, _K.POD))
+    return {job.name for job in found if job is not None}
+
+
+def _act(found: GoodputEvidence, item: Commitment, inventory: Inventory, causes: Mapping[int, str]) -> None:
+    """What our own actions take: a repair of a place, and the stop of a job."""
+    action, traits, number = item.action, traits_of(item.action.kind), _number(item)
+    name, cause = ("", "") if number is None else (name_of(number), causes.get(number, ""))
+    end_s = item.ended_s if item.ended_s is not None else math.inf
+    if traits.cordons or traits.rung is not None:
+        until_s = _given_back_s(item, inventory) if traits.cordons else end_s
+        mark = PlaceMark(item.begun_s, until_s, PlaceState.REPAIR, cause, name)
+        at_gpu = action.target.kind is _K.GPU and not traits.cordons
+        if at_gpu:
+            found.gpu_marks[action.target.name].append(mark)
+        elif action.target.kind in (_K.NODE, _K.GPU):
+            found.node_marks[node_of(action)].append(mark)
+    if traits.stops_jobs:
+        jobs = set(action.blast_radius.jobs) | _jobs(action.target, inventory, item.begun_s, end_s)
+        for job in jobs:
+            stop = JobFault(item.begun_s, max(end_s, item.begun_s + 1.0), cause, name, stops=Account.HUNG, order=99)
+            found.job_faults[job].append(stop)
+
+
+def _number(item: Commitment) -> int | None:
+    """Of the incident that an action's id names."""
+    prefix, _, rest = item.action.id.partition("-")
+    digits = rest.partition("-")[0]
+    return int(digits) if prefix == "inc" and digits.isdecimal() and len(digits) < 10 else None
+
+
+def _given_back_s(item: Commitment, inventory: Inventory) -> float:
+    """When a node that an action took takes work again: we gave it back, or a person did."""
+    if item.released_s is not None:
+        return item.released_s
+    node = Subject(_K.NODE, node_of(item.action))
+    since_s = float(inventory.fact(node, TAKES_WORK_SINCE) or 0.0)
+    works = inventory.fact(node, "unschedulable") == "false"
+    return since_s if works and since_s > item.begun_s else math.inf
+
+
+# Who held what --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Holdings:
+    """Who held which GPU, as the inventory has it."""
+
+    node_of: dict[str, list[tuple[float, float, str]]] = field(default_factory=lambda: defaultdict(list))
+    holds: dict[str, list[GpuHold]] = field(default_factory=lambda: defaultdict(list))
+
+    def of_job(self, start_s: float) -> dict[str, list[tuple[float, float]]]:
+        """Job → when it held any GPU after a time, each of its holds."""
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for holds in self.holds.values():
+            for hold in holds:
+                if hold.end_s > start_s:
+                    found[hold.job].append((hold.start_s, hold.end_s))
+        return {job: sorted(set(spans)) for job, spans in found.items()}
+
+
+def holdings(inventory: Inventory, now_s: float) -> Holdings:
+    """Every GPU's nodes and holders as far back as the inventory goes, what is open until now."""
+    up: dict[tuple[SubjectKind, SubjectKind], dict[Subject, list[Membership]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for membership in inventory.memberships():
+        up[membership.child.kind, membership.parent.kind][membership.child].append(membership)
+    found = Holdings()
+    jobs = {kind: up[kind, _K.JOB] for kind in (_K.POD, _K.RANK)}
+    for child, memberships in up[_K.GPU, _K.NODE].items():
+        for m in memberships:
+            found.node_of[child.name].append((m.since_s, min(m.until_s, now_s), m.parent.name))
+    instances: dict[str, list[Membership]] = defaultdict(list)
+    for memberships in up[_K.MIG, _K.GPU].values():
+        for m in memberships:
+            instances[m.parent.name].append(m)
+    for gpu in list(found.node_of):
+        subject = Subject(_K.GPU, gpu)
+        if instances.get(gpu):
+            found.holds[gpu] = list(
+                _of_instances(instances[gpu], up[_K.MIG, _K.POD], jobs[_K.POD], inventory, now_s)
+            )
+            continue
+        pods = up[_K.GPU, _K.POD].get(subject, [])
+        ranks = [] if pods else up[_K.GPU, _K.RANK].get(subject, [])
+        by = jobs[_K.POD if pods else _K.RANK]
+        found.holds[gpu] = _one_a_job(_hold(m, by, now_s) for m in (pods or ranks))
+    return found
+
+
+def _hold(
+    m: Membership, jobs: Mapping[Subject, Sequence[Membership]], now_s: float, share: float = math.nan
+) -> GpuHold:
+    end_s = min(m.until_s, now_s)
+    over = [j for j in jobs.get(m.parent, ()) if j.since_s < end_s and j.until_s > m.since_s]
+    job = max(over, key=lambda j: min(j.until_s, end_s) - max(j.since_s, m.since_s)).parent if over else m.parent
+    return GpuHold(m.since_s, end_s, job.name, share)
+
+
+def _of_instances(
+    instances: Sequence[Membership],
+    pods: Mapping[Subject, Sequence[Membership]],
+    jobs: Mapping[Subject, Sequence[Membership]],
+    inventory: Inventory,
+    now_s: float,
+) -> Iterator[GpuHold]:
+    """Holds of a GPU's MIG instances: of a profile such as `3g.40gb` three sevenths; of an unknown one an equal
+    part."""
+    for instance in instances:
+        slices = (inventory.fact(instance.child, "profile") or "").partition("g")[0]
+        share = int(slices) / 7 if slices.isdecimal() and 0 < int(slices) <= 7 else 1 / len(instances)
+        for m in pods.get(instance.child, ()):
+            yield _hold(m, jobs, now_s, share)
+
+
+def _one_a_job(holds: Iterable[GpuHold]) -> list[GpuHold]:
+    """Two pods of one job on one GPU are one holder, not two that take turns."""
+    found: list[GpuHold] = []
+    last: dict[str, int] = {}
+    for hold in sorted(holds, key=lambda hold: hold.start_s):
+        place = last.get(hold.job)
+        if place is not None and hold.start_s < found[place].end_s:
+            before = found[place]
+            found[place] = GpuHold(before.start_s, max(before.end_s, hold.end_s), hold.job, hold.share)
+            continue
+        last[hold.job] = len(found)
+        found.append(hold)
+    return found
+
+
+def grouped(
+    holdings: Holdings,
+    marks: Mapping[str, Sequence[PlaceMark]],
+    node_marks: Mapping[str, Sequence[PlaceMark]],
+    window: tuple[float, float],
+) -> list[GpuGroup]:
+    """GPUs about which everything in the window is alike, together: most of a node's are."""
+    start_s, end_s = window
+    counts: dict[tuple[str, tuple[tuple[float, float], ...], tuple[GpuHold, ...], tuple[PlaceMark, ...]], int] = {}
+    for gpu, places in holdings.node_of.items():
+        holds = tuple(hold for hold in holdings.holds.get(gpu, ()) if hold.end_s > start_s and hold.start_s < end_s)
+        for since_s, until_s, node in places:
+            if until_s <= start_s or since_s >= end_s:
+                continue
+            here = (*marks.get(gpu, ()), *node_marks.get(node, ()))
+            inside = tuple(mark for mark in here if mark.end_s > start_s and mark.start_s < end_s)
+            key = (node, ((since_s, until_s),), holds, inside)
+            counts[key] = counts.get(key, 0) + 1
+    return [GpuGroup(count, *key) for key, count in counts.items()]

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from nightshift.agent.goodput.accounts import ACCOUNTS, HELD, NOT_KNOWN, SURVIVED, WAITING, Account, Nest
-from nightshift.agent.goodput.ledger import BY, summed, totals
 from nightshift.agent.goodput.settle import Sums
+from nightshift.agent.goodput.sums import BY, summed, totals
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.tables import findings, incidents, intents, steps, tenancies
 from nightshift.detectors.base import Fault

@@ -17,7 +17,7 @@ from nightshift.agent.rca.summary import as_shown, headline_of, in_short, quotab
 from nightshift.agent.rca.summary import plain as one_line
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, contest_of, taken_on
-from nightshift.agent.store.records import plain
+from nightshift.agent.store.records import dump, load, plain
 from nightshift.agent.units import clock_time, duration, full_time, gpu_hours, sentence
 from nightshift.controllers.action import Action
 from nightshift.detectors.alarms.budget import words as budget_words
@@ -33,6 +33,7 @@ STYLES = {
     IncidentState.ESCALATED: "bold red",
     IncidentState.RESOLVED: "green",
 }
+_NOT_STORED = ("suppressed",)
 _SIGNAL = {State.FIRING: ("firing", "red"), State.CLEAR: ("clear", "green"), State.NO_DATA: ("no data", "yellow")}
 
 
@@ -158,3 +159,14 @@ def incident_json(incident: Incident | IncidentSummary, suppressed: Suppression 
     if isinstance(incident, Incident) and incident.action is not None:
         values["plan_sha256"] = incident.action.plan_sha256
     return values
+
+
+def incident_of(values: Mapping[str, Any]) -> Incident:
+    """An incident as it was before `incident_json`."""
+    hidden = (*_NOT_STORED, "plan_sha256")
+    return load(Incident, dump({name: value for name, value in values.items() if name not in hidden}))
+
+
+def summary_of(values: Mapping[str, Any]) -> IncidentSummary:
+    # Through the store's own records, so that both ends have one reading of a state or a time.
+    return load(IncidentSummary, dump({name: value for name, value in values.items() if name not in _NOT_STORED}))

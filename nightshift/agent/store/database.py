@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ from nightshift.collectors.base import Permanent, Temporary
 if TYPE_CHECKING:  # only a migration needs it: a command on a store that has the schema does not load it
     from alembic.config import Config
     from alembic.script import ScriptDirectory
+    from psycopg import Connection as PostgresConnection
+    from psycopg.abc import PQGen
 
 BUSY_TIMEOUT_S = 5.0
 # A replica that is frozen inside a transaction (a paused machine, SIGSTOP) loses it after that long: its rows'
@@ -35,6 +39,9 @@ BUSY_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 5.0
 # A server that acknowledges nothing for that long has gone: its machine died, or the network ends before it.
 SILENCE_S = 11.0
+# A server that says nothing to a statement for that long is taken for frozen (paused, or waiting for its disk),
+# though its kernel still acknowledges what it is sent.
+ANSWER_S = 20.0
 # The same for a statement of a migration, which may rewrite a table.
 MIGRATION_S = 900.0
 # read_only_sql_transaction: what a standby answers to a write
@@ -105,9 +112,38 @@ def _connect(dialect: Any, _record: Any, arguments: Any, keywords: dict[str, Any
     """Every session with a server, those of the stages' queue too, is an attentive one."""
     if dialect.driver != "psycopg":
         return None
-    from nightshift.agent.store.attentive_session import AttentiveSession
+    return attentive_session().connect(*arguments, **keywords)
 
-    return AttentiveSession.connect(*arguments, **keywords)
+
+@cache
+def attentive_session() -> type[PostgresConnection[Any]]:
+    """The class of sessions with a PostgreSQL server. Made on demand, since its driver is not loaded for SQLite."""
+    import psycopg
+
+    class AttentiveSession(psycopg.Connection[Any]):
+        """A session that ends when its server leaves a statement without a word for `ANSWER_S`. A server's own
+        statement_timeout ends no statement of a server that is frozen."""
+
+        def wait(self, gen: PQGen[Any], *args: Any, **kwargs: Any) -> Any:
+            return super().wait(self._heard(gen), *args, **kwargs)
+
+        def _heard(self, gen: PQGen[Any]) -> PQGen[Any]:
+            ready, heard_s = None, time.monotonic()
+            while True:
+                try:
+                    wanted = gen.send(ready)  # type: ignore[arg-type]  # None starts it
+                except StopIteration as end:
+                    return end.value
+                ready = yield wanted
+                if ready:
+                    heard_s = time.monotonic()
+                elif time.monotonic() - heard_s > ANSWER_S:
+                    # closed, not cancelled: a cancel goes to the same frozen server, and waits for it as well
+                    self.pgconn.finish()
+                    why = f"the server said nothing for {ANSWER_S:g} s; it may still do what it was sent"
+                    raise psycopg.OperationalError(why)
+
+    return AttentiveSession
 
 
 def _database_errors() -> tuple[type[Exception], ...]:

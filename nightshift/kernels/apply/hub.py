@@ -19,12 +19,13 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.seal import sha256_hex
-from nightshift.kernels.apply import package
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.suites.definitions import Definition, TensorForm
 
+# Read and not imported: only a server runs it.
+_CODE = Path(__file__).with_name("package.py")
 PACKAGE, AUTHOR = "nightshift-serving", "nightshift"
 _PREFILL = ["q", "k_cache", "v_cache", "qo_indptr", "kv_indptr", "kv_indices", "sm_scale"]
 _DECODE = [name for name in _PREFILL if name != "qo_indptr"]
@@ -116,7 +117,7 @@ def write(folder: Path, kernels: Sequence[CertifiedKernel]) -> Path:
     records = {one.definition.name: one.record() for one in sorted(kernels, key=lambda one: one.definition.name)}
     listed = json.dumps(records, indent=1) + "\n"  # inputs and outputs in the definition's order
     _put(place / "kernels.json", listed)
-    _put(place / "__init__.py", Path(package.__file__).read_text(encoding="utf-8"))
+    _put(place / "__init__.py", _CODE.read_text(encoding="utf-8"))
     _put(place / "metadata.json", json.dumps(_metadata(variant, listed), indent=1) + "\n")
     for one in kernels:
         _put(place / f"{one.stem}.py", one.candidate.source)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from nightshift.kernels.preflight.pattern_check import BLOCK, pattern_check, pattern_fill
-from nightshift.kernels.preflight.product_sweep import product_sweep
+from nightshift.kernels.preflight.candidates.pattern_check import BLOCK, pattern_check, pattern_fill
+from nightshift.kernels.preflight.candidates.product_sweep import product_sweep
 
 SETTLED_C, SETTLED_S = 1.0, 5.0
 """A GPU is warm once its temperature rises by less than this in so long."""

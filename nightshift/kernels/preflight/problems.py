@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.preflight.pattern_check import BLOCK
+from nightshift.kernels.preflight.candidates.pattern_check import BLOCK
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 _SPOILT = 97

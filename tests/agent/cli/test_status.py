@@ -17,13 +17,13 @@ from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app, main
-from nightshift.agent.cli.live import LiveFleet
 from nightshift.agent.cli.remote import remote
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.sign_in import operator_token
 from nightshift.agent.console.site import DaemonHealth
+from nightshift.agent.presentation.live_screen import LiveFleet
 from nightshift.agent.setup.console import build_console
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason, SourceStatus
@@ -154,7 +154,7 @@ def test_top_shows_the_fleet_and_what_is_open_on_a_terminal_of_60_columns(ask: C
 def test_without_textual_top_names_the_command_that_installs_it(
     ask: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "nightshift.agent.cli.live", None)
+    monkeypatch.setitem(sys.modules, "nightshift.agent.presentation.live_screen", None)
     refused = ask.invoke(app, ["top"])
     assert "pip install 'nightshift-oncall[top]'" in str(refused.exception)
 

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.goodput.accounts import Account
-from nightshift.agent.goodput.ledger import DAY_S, HOUR_S, GoodputLedger, team_of, thin_out, totals
+from nightshift.agent.goodput.ledger import HOUR_S, GoodputLedger
+from nightshift.agent.goodput.sums import DAY_S, team_of, thin_out, totals
 from nightshift.agent.store.archive import number_of
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import end_intent, store_intent

@@ -18,8 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import SQLAlchemyError
 
-from nightshift.agent.store.attentive_session import AttentiveSession
-from nightshift.agent.store.database import Database, StoreBusy, StoreFull, StoreUnusable
+from nightshift.agent.store.database import Database, StoreBusy, StoreFull, StoreUnusable, attentive_session
 from nightshift.agent.store.incident import Cause, IllegalTransition, IncidentState
 from nightshift.agent.store.incident_store import Conflict, NoSuchIncident, Store, number_of
 from nightshift.agent.store.intents import commitments, end_intent, store_intent
@@ -316,10 +315,10 @@ def test_a_statement_to_a_server_that_is_frozen_ends_and_the_next_session_goes_o
 ) -> None:
     """Its kernel acknowledges what it is sent, so no timeout of the network or of the server ends the wait."""
     database = Database(postgres_url)
-    monkeypatch.setattr(AttentiveSession, "answer_s", 0.3)
+    monkeypatch.setattr("nightshift.agent.store.database.ANSWER_S", 0.3)
     theirs = sa.create_engine(database.url)  # as the queue of the stages makes its own
     with theirs.connect() as connection:
-        assert isinstance(connection.connection.driver_connection, AttentiveSession)
+        assert isinstance(connection.connection.driver_connection, attentive_session())
     theirs.dispose()
     with database.read() as connection:
         session = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()

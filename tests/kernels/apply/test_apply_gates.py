@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch._inductor.decomposition import select_decomp_table
 
-from nightshift.kernels.apply.job.gates import GatesAgain
+from nightshift.kernels.apply.job.passes.gates import GatesAgain
 from nightshift.kernels.apply.job.state import STATE
 
 ROWS, INNER, WIDE = 12, 3, 40

@@ -10,8 +10,8 @@ import torch
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from nightshift.kernels.apply.job import groups
-from nightshift.kernels.apply.job.groups import GroupedHeads
+from nightshift.kernels.apply.job.passes import groups
+from nightshift.kernels.apply.job.passes.groups import GroupedHeads
 
 B, H, K, S, D = 2, 6, 2, 8, 4
 

@@ -12,7 +12,7 @@ import torch
 from functorch.compile import aot_function, default_partition, nop
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from nightshift.kernels.apply.job.masks import CausalMasks
+from nightshift.kernels.apply.job.passes.masks import CausalMasks
 from nightshift.kernels.apply.job.state import STATE
 
 B, H, S, D = 2, 2, 8, 4

@@ -107,10 +107,10 @@ def test_the_kernel_judge_finds_the_sweeps_right(name: str) -> None:
     from nightshift.kernels.judge.judge import Judge, Request
     from nightshift.kernels.judge.probes.inputs import INTERPRETER
     from nightshift.kernels.judge.verdict import Status
-    from nightshift.kernels.preflight import pattern_check, problems
+    from nightshift.kernels.preflight import candidates, problems
 
     problem = {p.name: p for p in (problems.SWEEP, problems.PATTERN)}[name]
-    read = read_candidate(Path(pattern_check.__file__).parent / f"{name}.py")
+    read = read_candidate(Path(candidates.__file__).parent / f"{name}.py")
     assert read.problem == name
     with Judge("cpu", interpret=True) as court:
         verdict = court.verdict(read.candidate, problem, Request(INTERPRETER, None))

@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
-from nightshift.kernels.apply.job.gates import GatesAgain
-from nightshift.kernels.apply.job.groups import GroupedHeads
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
-from nightshift.kernels.apply.job.logits import LogitsByRows
-from nightshift.kernels.apply.job.masks import CausalMasks
 from nightshift.kernels.apply.job.modules import FoldNorms
 from nightshift.kernels.apply.job.names import ATTENDED, CAST, HALVES, NORM, PAIRS, PRODUCTS
 from nightshift.kernels.apply.job.operators import invoke, operator_of, run_once
+from nightshift.kernels.apply.job.passes.folds import FoldCasts, Pass
+from nightshift.kernels.apply.job.passes.gates import GatesAgain
+from nightshift.kernels.apply.job.passes.groups import GroupedHeads
+from nightshift.kernels.apply.job.passes.logits import LogitsByRows
+from nightshift.kernels.apply.job.passes.masks import CausalMasks
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.products import linear_of
 from nightshift.kernels.apply.job.rotary import TurnByKernels

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nightshift.kernels.apply.job.folds import VIEWS, Pass, casts_after, narrow_source, operator_name, viewed
 from nightshift.kernels.apply.job.forwards import (
     Settings,
     as_set,
@@ -47,6 +46,7 @@ from nightshift.kernels.apply.job.forwards import (
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.names import NORM
 from nightshift.kernels.apply.job.operators import invoke, operator_of
+from nightshift.kernels.apply.job.passes.folds import VIEWS, Pass, casts_after, narrow_source, operator_name, viewed
 from nightshift.kernels.apply.job.problems import BENT, SPECS
 from nightshift.kernels.apply.job.state import DTYPES, OPERATORS, STATE, Report, fell_back, in_use
 from nightshift.kernels.ops.rmsnorm.problem import rmsnorm_backward_reference

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from nightshift.kernels.apply.job.folds import Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, shaped, transformed
 from nightshift.kernels.apply.job.guards import refusal
 from nightshift.kernels.apply.job.names import PRODUCTS
 from nightshift.kernels.apply.job.operators import operator_of, run_once
+from nightshift.kernels.apply.job.passes.folds import Pass
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import STATE, Kernel, Report, fell_back, in_use, slot
 

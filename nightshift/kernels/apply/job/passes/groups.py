@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nightshift.kernels.apply.job.folds import VIEWS, Pass, operator_name
-from nightshift.kernels.apply.job.masks import given_for, with_gradients
+from nightshift.kernels.apply.job.passes.folds import VIEWS, Pass, operator_name
+from nightshift.kernels.apply.job.passes.masks import given_for, with_gradients
 from nightshift.kernels.apply.job.state import STATE
 
 _SHARING = ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu")

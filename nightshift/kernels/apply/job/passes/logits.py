@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.folds import VIEWS, Pass, operator_name
+from nightshift.kernels.apply.job.passes.folds import VIEWS, Pass, operator_name
 from nightshift.kernels.apply.job.state import STATE
 
 CHUNKS = 4

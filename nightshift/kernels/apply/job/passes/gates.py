@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from nightshift.kernels.apply.job.folds import VIEWS, Pass, operator_name
-from nightshift.kernels.apply.job.logits import below
+from nightshift.kernels.apply.job.passes.folds import VIEWS, Pass, operator_name
+from nightshift.kernels.apply.job.passes.logits import below
 from nightshift.kernels.apply.job.state import STATE
 
 _HELD = 1 << 24

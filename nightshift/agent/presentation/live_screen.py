@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from rich.markup import escape
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
-from nightshift.agent.cli.remote import Remote, incident_of
-from nightshift.agent.presentation.incident_text import incident_text
+from nightshift.agent.presentation.incident_text import incident_of, incident_text
 from nightshift.agent.rca.summary import plain as one_line
 from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
@@ -21,6 +20,16 @@ _COLUMNS = {
     "racks": ("rack", "GPUs"),
     "incidents": ("incident", "state", "severity", "opened", "title"),
 }
+
+
+class FleetAnswers(Protocol):
+    """A console's API, as far as the screen asks it. Raises Permanent or Temporary."""
+
+    def status_json(self) -> dict[str, Any]: ...
+
+    def incidents_json(self, everything: bool, limit: int) -> list[dict[str, Any]]: ...
+
+    def incident_json(self, incident_id: str) -> dict[str, Any]: ...
 
 
 class LiveFleet(App[None]):
@@ -34,7 +43,7 @@ class LiveFleet(App[None]):
     """
     BINDINGS: ClassVar = [("q", "quit", "Quit"), ("escape", "hide", "Close the incident")]
 
-    def __init__(self, there: Remote, every_s: float) -> None:
+    def __init__(self, there: FleetAnswers, every_s: float) -> None:
         super().__init__()
         self._there, self._every_s, self._now_s = there, every_s, 0.0
 

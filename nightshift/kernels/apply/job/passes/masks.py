@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nightshift.kernels.apply.job.folds import Pass, operator_name, seen_through
+from nightshift.kernels.apply.job.passes.folds import Pass, operator_name, seen_through
 from nightshift.kernels.apply.job.state import STATE
 
 _ATTENTION = "_scaled_dot_product_"
