@@ -40,6 +40,11 @@ LEAKS = {
     "fills in a day": (20.0 + 44.0 * SINCE / 288, 300),
     "gains pace": (20.0 + 44.0 * (SINCE / 288) ** 2, 300),
     "by stairs": (20.0 + 2.0 * np.floor(SINCE / 15), 60 + 6 * 15),
+    "by a stair in six hours": (20.0 + 3.0 * np.floor(SINCE / 72), 60 + 3 * 72 + 6),
+    "by stairs that take two buckets": (
+        20.0 + np.floor(SINCE / 40) + np.floor(np.clip(BUCKET - 61, 0, None) / 40),
+        60 + 3 * 40 + 6,
+    ),
     "nearly from the start": (20.0 + 0.4 * BUCKET, 100),
 }
 HEALTHY = {
