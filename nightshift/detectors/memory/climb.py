@@ -419,14 +419,14 @@ MOST = 0.95
 series happens to be says nothing of the odds of the next."""
 
 
-def odds(share: Floats, asked: float) -> Floats:
-    """Odds of a share over the odds of what is asked: 1 where just met, the same from MOST on.
+def odds(share: Floats, bar: float) -> Floats:
+    """Odds of a share over the odds of the bar: 1 where just met, the same from MOST on.
 
     >>> odds(np.array([0.2, 0.5, 0.95, 1.0]), 0.2).round(1).tolist()
     [1.0, 4.0, 76.0, 76.0]
     """
     clipped = np.clip(share, 0.0, MOST)
-    found: Floats = clipped / (1.0 - clipped) * (1.0 - asked) / asked
+    found: Floats = clipped / (1.0 - clipped) * (1.0 - bar) / bar
     return found
 
 
