@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nightshift.collectors.frame import Floats
-from nightshift.detectors.memory.climb import LENGTHS, SHAPES, climbs
+from nightshift.detectors.memory.climb import LENGTHS, MOST, SHAPES, climbs, odds
 
 LIMIT = 64.0
 WIDTH_S = 300.0
@@ -40,6 +40,11 @@ LEAKS = {
     "fills in a day": (20.0 + 44.0 * SINCE / 288, 300),
     "gains pace": (20.0 + 44.0 * (SINCE / 288) ** 2, 300),
     "by stairs": (20.0 + 2.0 * np.floor(SINCE / 15), 60 + 6 * 15),
+    "by a stair in six hours": (20.0 + 3.0 * np.floor(SINCE / 72), 60 + 3 * 72 + 6),
+    "by stairs that take two buckets": (
+        20.0 + np.floor(SINCE / 40) + np.floor(np.clip(BUCKET - 61, 0, None) / 40),
+        60 + 3 * 40 + 6,
+    ),
     "nearly from the start": (20.0 + 0.4 * BUCKET, 100),
 }
 HEALTHY = {
@@ -47,6 +52,9 @@ HEALTHY = {
     "a warm-up that levels off": 50.0 - 40.0 * np.exp(-BUCKET / 4),
     "two models loaded": 10.0 + 12.0 * (BUCKET > 80) + 20.0 * (BUCKET > 140),
     "jumps that are not alike": 10.0 + sum(s * (a < BUCKET) for s, a in ((2, 70), (9, 85), (1, 150), (15, 160))),
+    "three models loaded within the hour": np.where(
+        BUCKET < 80, 30.0, 13.0 + 4.6 * (BUCKET > 80) + 6.2 * (BUCKET > 83) + 4.1 * (BUCKET > 86)
+    ),
     "waves of an hour": 30.0 + 8.0 * np.sin(BUCKET / 2.0),
     "a cache that fills in half an hour": 10.0 + np.clip((BUCKET - 60) * 4.0, 0, 24.0),
 }
@@ -75,3 +83,9 @@ def test_stairs_are_named_as_such() -> None:
 def test_a_climb_that_needs_longer_than_the_horizon_is_none() -> None:
     """A hundredth of the room in a day: weeks to the limit."""
     assert first_alarm(noisy(20.0 + 0.44 * SINCE / 288, 0.001)) is None
+
+
+def test_a_climb_that_ends_at_the_limit_is_no_stronger_than_one_just_below() -> None:
+    """The tail of what healthy series do has a shape only where one of them cannot outweigh all others."""
+    share = np.array([0.5, MOST, 1.0, 1.2])
+    assert odds(share, 0.5) == pytest.approx([1.0, 19.0, 19.0, 19.0])

@@ -185,21 +185,35 @@ def _median(x: Floats) -> Floats:
     return found
 
 
-CLEAN, CLEAN_PART = 16.0, 0.25
+CLEAN, CLEAN_PART, HELD = 16.0, 0.25, 3
 """A climb of so many times what chance comes to is clean. Noise does not make its pace, so a sixth of it may grow
-by so little, and it may gain pace. A tide has noise, and falls in hours as it rises: what fell at once is none."""
+by so little, it may gain pace, and the floor at its end counts when it has held for so many buckets. A tide has
+noise, and falls in hours as it rises: what fell at once is none."""
 
 
 def is_clean(raw: Floats, growth: Floats) -> NDArray[np.bool_]:
-    """[n] whether most buckets of `raw` [n, k] rise, and the climb is far from chance.
+    """[n] whether most buckets of `raw` [n, k] rise, and the climb is far from chance. To gain pace is no noise.
 
     >>> is_clean(np.array([[0.0, 1.1, 2.0, 3.0, 4.0], [0.0, 2.0, 1.0, 3.0, 4.0]]), np.array([4.0, 4.0])).tolist()
     [True, False]
+    >>> is_clean(np.array([[0.0, 1.0, 4.0, 9.0, 16.0]]), np.array([16.0])).tolist()
+    [True]
     """
     usual, chance = _chance(raw)
+    chance = np.fmin(chance, _chance(raw - _bend(raw))[1])
     with np.errstate(invalid="ignore"):
         found: NDArray[np.bool_] = (usual > 0) & (growth >= CLEAN * chance)
     return found
+
+
+def _bend(raw: Floats) -> Floats:
+    """[n, k] how far a level bends whose usual steps of its first half become those of its second, evenly."""
+    steps = np.diff(raw, axis=1)
+    count = steps.shape[1]
+    gain = _median(steps[:, -(count // 2) :]) - _median(steps[:, : count // 2])
+    at = np.arange(count + 1.0)
+    bend: Floats = gain[:, None] * at * (at - count) / count
+    return bend
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +233,7 @@ class Climbs:
     strength: Floats
     """How much of the headroom the climb took, as odds over the odds that its shape asks for; 0 where none fits."""
     clean: NDArray[np.bool_]
-    """Whether it is CLEAN times what chance comes to; never for `near` and `stairs`."""
+    """Whether it is CLEAN times what chance comes to; never for `near`."""
 
 
 def climbs(
@@ -260,7 +274,9 @@ def climbs(
         def look(at: NDArray[np.int64], floor: Floats, before: Floats = before, length: int = length) -> None:
             if len(at):
                 raw = window[at, -length:]
-                _look(result, at, floor, raw, before[at], limit[at], age[at], width_s, horizon_s, strength)
+                seen = _look(result, at, floor, raw, before[at], limit[at], age[at], width_s, horizon_s, strength)
+                rest, floor, raw = at[~seen], floor[~seen], raw[~seen]
+                _look_for_stairs(result, rest, floor, raw, limit[rest], age[rest], width_s, horizon_s, strength)
 
         look(rows, floor_now[rows, -length:])
         big = falls[rows, 1 - length :] >= SAW.fall * (top[rows, length - 1] - low[rows, length - 1])[:, None]
@@ -280,18 +296,16 @@ def _look(
     width_s: float,
     horizon_s: float,
     least: float,
-) -> None:
+) -> NDArray[np.bool_]:
+    """Which of `rows` have one of SHAPES or NEAR in this window; `result` takes what is stronger than it has."""
     length = floor.shape[1]
-    end = floor[:, -max(1, length // 12)]
-    floor = np.minimum(floor, end[:, None])
-    start = floor[:, 0]
-    growth = np.where(np.isfinite(start), end - start, 0.0)
-    left, headroom = limit - end, np.maximum(limit - start, 1.0)
-    some = growth > 1e-9 * headroom
-    growth = np.where(some, growth, 1.0)
-    share = growth / headroom
-    clean = some & (share >= min(s.headroom for s in SHAPES))
+    late, growth, share = _grown(floor, _held(length), limit)
+    clean: NDArray[np.bool_] = (growth > 0) & (share >= min(s.headroom for s in SHAPES))
     clean[clean] = is_clean(raw[clean], growth[clean])
+    floor = np.where(clean[:, None], late, _grown(floor, max(1, length // 12), limit)[0])
+    floor, growth, share = _grown(floor, 1, limit)
+    some, end = growth > 0, floor[:, -1]
+    growth, left = np.where(some, growth, 1.0), limit - end
     eta_s = _eta(left, floor, growth) * width_s
     # A climb may gain pace, but not so much that most of what it needs is yet to be seen.
     eta_s = np.where(clean | (width_s * left * (length - 1) / growth <= MEAN_PACE * horizon_s), eta_s, np.inf)
@@ -303,34 +317,87 @@ def _look(
         part = np.where(clean, min(s.part, CLEAN_PART), s.part)
         fits = some & (length >= s.buckets) & (6 * sixths.min(axis=1) >= part) & (jump <= s.jump)
         fits &= (3 * sixths[:, -2:].sum(axis=1) >= s.late) & (age - length >= s.age) & (eta_s <= horizon_s)
-        _stronger(shape, strength, number, np.where(fits, _odds(share, s.headroom), 0.0))
+        _stronger(shape, strength, number, np.where(fits, odds(share, s.headroom), 0.0))
     with np.errstate(invalid="ignore"):
         near = (age - length >= NEAR.history) & (
             end - before >= NEAR.above * np.maximum(limit - before, 0.02 * limit)
         )
     near &= some & (eta_s <= NEAR.horizon_s) & (jump <= NEAR.jump)
     near &= (4 * quarters.min(axis=1) >= NEAR.quarter) & (length >= NEAR.buckets)
-    _stronger(shape, strength, len(SHAPES), np.where(near, _odds(end / limit, NEAR.level), 0.0))
-    rising = _odds(share, STAIRS.headroom)
-    stairs = some & (rising >= least) & (eta_s <= horizon_s) & (age - length >= STAIRS.age)
-    stairs = _stairs(floor, raw, growth, stairs & (strength < least))
-    _stronger(shape, strength, len(SHAPES) + 1, np.where(stairs, rising, 0.0))
-    fits = (strength >= least) & (strength > result.strength[rows])
+    _stronger(shape, strength, len(SHAPES), np.where(near, odds(end / limit, NEAR.level), 0.0))
+    seen: NDArray[np.bool_] = strength >= least
+    fits = seen & (strength > result.strength[rows])
     if length >= CHANCE_BUCKETS and fits.any():
-        flat = shape[fits] == len(SHAPES) + 1  # between its jumps a stair does not move
-        fits[fits] = flat | (growth[fits] >= CHANCE * by_chance(raw[fits]))
-    at = rows[fits]
-    result.clean[at] = (shape[fits] < len(SHAPES)) & clean[fits]
-    result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
-    result.strength[at] = strength[fits]
-    result.growth[at], result.end[at] = growth[fits], end[fits]
-    rises = np.diff(floor[fits], axis=1) > 0
-    until = rises.shape[1] - np.argmax(rises[:, ::-1], axis=1)  # what stands on the last stair is not known yet
-    result.slope[at] = growth[fits] / np.where(shape[fits] == len(SHAPES) + 1, until, length)
-    pace = 6 * sixths[fits] * (growth[fits] / length)[:, None]
+        fits[fits] = growth[fits] >= CHANCE * by_chance(raw[fits])
+    result.clean[rows[fits]] = (shape[fits] < len(SHAPES)) & clean[fits]
+    slope = growth[fits] / length
+    _take(result, rows[fits], shape[fits], strength[fits], floor[fits], growth[fits], slope)
+    return seen
+
+
+def _look_for_stairs(
+    result: Climbs,
+    rows: NDArray[np.int64],
+    floor: Floats,
+    raw: Floats,
+    limit: Floats,
+    age: NDArray[np.int64],
+    width_s: float,
+    horizon_s: float,
+    least: float,
+) -> None:
+    """Between its jumps a stair does not move: chance is no matter, and HELD buckets of the last one are enough."""
+    length = floor.shape[1]
+    floor, growth, share = _grown(floor, _held(length), limit)
+    left, strength = limit - floor[:, -1], odds(share, STAIRS.headroom)
+    fits = (strength >= least) & (strength > result.strength[rows]) & (age - length >= STAIRS.age)
+    fits &= width_s * left * (length - 1) <= MEAN_PACE * horizon_s * growth
+    fits[fits] = _eta(left[fits], floor[fits], growth[fits]) * width_s <= horizon_s
+    at = np.flatnonzero(fits)
+    # models are loaded by stairs, too, but within the hour
+    clean = (growth[at] >= CLEAN * by_chance(raw[at])) & (length > 12 * HELD)
+    found = _stairs(floor[at], raw[at], growth[at], clean)
+    at, clean = at[found], clean[found]
+    rises = np.diff(floor[at], axis=1) > 0
+    until = rises.shape[1] - np.argmax(rises[:, ::-1], axis=1)  # how long the last stair lasts is not known yet
+    result.clean[rows[at]] = clean
+    shape = np.full(len(at), len(SHAPES) + 1)
+    _take(result, rows[at], shape, strength[at], floor[at], growth[at], growth[at] / until)
+
+
+def _held(length: int) -> int:
+    """Buckets for which the end of a climb without noise was seen to hold."""
+    return min(HELD, max(1, length // 12))
+
+
+def _grown(floor: Floats, tail: int, limit: Floats) -> tuple[Floats, Floats, Floats]:
+    """Floors up to `tail` buckets before the end, level from there; their growth, 0 where none; and its share of
+    the headroom. The floor of the last buckets has yet to be seen to hold."""
+    floor = np.minimum(floor, floor[:, -tail, None])
+    start = floor[:, 0]
+    growth = np.where(np.isfinite(start), floor[:, -1] - start, 0.0)
+    headroom = np.maximum(limit - start, 1.0)
+    growth = np.where(growth > 1e-9 * headroom, growth, 0.0)
+    return floor, growth, growth / headroom
+
+
+def _take(
+    result: Climbs,
+    at: NDArray[np.int64],
+    shape: NDArray[np.int64],
+    strength: Floats,
+    floor: Floats,
+    growth: Floats,
+    slope: Floats,
+) -> None:
+    """Rows `at` of `result` are these climbs from now on, at `slope` (bytes per bucket)."""
+    length = floor.shape[1]
+    result.found[at], result.buckets[at], result.shape[at] = True, length, shape
+    result.strength[at], result.growth[at], result.end[at] = strength, growth, floor[:, -1]
+    pace = 6 * _parts(floor, 6) / length
     spread = pace.std(axis=1, ddof=1) / np.sqrt(6) * 2.015  # t quantile, 5 degrees of freedom, one-sided 95 %
-    result.slope_low[at] = np.maximum(result.slope[at] - spread, 0.0)
-    result.slope_high[at] = result.slope[at] + spread
+    result.slope[at] = slope
+    result.slope_low[at], result.slope_high[at] = np.maximum(slope - spread, 0.0), slope + spread
 
 
 def _to_last_trough(floor: Floats, falls: NDArray[np.bool_]) -> Floats:
@@ -347,10 +414,19 @@ def _stronger(shape: NDArray[np.int64], strength: Floats, number: int, of_it: Fl
     shape[better], strength[better] = number, of_it[better]
 
 
-def _odds(share: Floats, asked: float) -> Floats:
-    """Odds of a share over the odds of what is asked: 1 where just met, without bound towards all of it."""
-    clipped = np.clip(share, 0.0, 1.0 - 1e-6)
-    found: Floats = clipped / (1.0 - clipped) * (1.0 - asked) / asked
+MOST = 0.95
+"""A climb that took this share of its headroom is as strong as one that took all: how near the limit a healthy
+series happens to be says nothing of the odds of the next."""
+
+
+def odds(share: Floats, bar: float) -> Floats:
+    """Odds of a share over the odds of the bar: 1 where just met, the same from MOST on.
+
+    >>> odds(np.array([0.2, 0.5, 0.95, 1.0]), 0.2).round(1).tolist()
+    [1.0, 4.0, 76.0, 76.0]
+    """
+    clipped = np.clip(share, 0.0, MOST)
+    found: Floats = clipped / (1.0 - clipped) * (1.0 - bar) / bar
     return found
 
 
@@ -377,17 +453,23 @@ def _eta(left: Floats, floor: Floats, growth: Floats) -> Floats:
     return found
 
 
-def _stairs(floor: Floats, raw: Floats, growth: Floats, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which candidate rows climb by jumps that are alike, and stay on the stair between."""
-    rises = np.where(candidates[:, None], np.diff(floor, axis=1), 0.0)
+def _stairs(floor: Floats, raw: Floats, growth: Floats, clean: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows climb by jumps that are alike, and stay on the stair between. Where nothing else moves (`clean`),
+    a jump may take two buckets, and three jumps need be no more alike than four."""
+    rises = np.diff(floor, axis=1)
+    rises[:, 1:] = np.where(clean[:, None], floor[:, 2:] - floor[:, :-2], rises[:, 1:])
     largest = rises.max(axis=1)
     jumps = rises >= STAIRS.alike * largest[:, None]
-    count = jumps.sum(axis=1)
-    found: NDArray[np.bool_] = candidates & (largest > 0) & (count >= STAIRS.few) & (count <= floor.shape[1] // 4)
+    begins = jumps & ~(clean[:, None] & np.pad(jumps[:, :-1], ((0, 0), (1, 0))))
+    count = begins.sum(axis=1)
+    found: NDArray[np.bool_] = (largest > 0) & (count >= STAIRS.few) & (count <= floor.shape[1] // 4)
     for row in np.flatnonzero(found).tolist():
-        places = np.flatnonzero(jumps[row])
-        sizes, gaps = rises[row, places], np.diff(places)
-        asked = STAIRS.alike if count[row] >= STAIRS.jumps else STAIRS.much
+        first = np.flatnonzero(begins[row])
+        parts = np.split(np.where(jumps[row], rises[row], 0.0), first)[1:]
+        sizes = np.array([part.max() for part in parts])
+        places = first + np.array([int(np.argmax(part)) for part in parts])
+        gaps = np.diff(places)
+        asked = STAIRS.alike if clean[row] or count[row] >= STAIRS.jumps else STAIRS.much
         above = raw[row] - floor[row]
         on = float(np.mean(above[np.isfinite(above)] <= STAIRS.above * float(np.median(sizes))))
         since = floor.shape[1] - 1 - places[-1]

@@ -34,7 +34,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
-from nightshift.detectors.memory.climb import REVERTED, SHAPES, by_chance, climbs, falls, falls_back, gradual
+from nightshift.detectors.memory.climb import REVERTED, SHAPES, by_chance, climbs, falls, falls_back, gradual, odds
 from nightshift.detectors.memory.contrast import Climb, assess, assess_paired, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
@@ -245,7 +245,8 @@ class MemoryLeak:
             # a tooth on a leak that the other tests told climbs like this, and says less of it than they did
             if signal.is_tooth(slot) if told is None else told.facts.get("test") != "steep":
                 continue
-            strength = float(climb.growth_bytes[row] / max(left[row], 1.0))
+            grown = climb.growth_bytes[row : row + 1]
+            strength = float(odds(grown / (grown + left[row]), 0.5)[0])
             facts: dict[str, float | str] = {"test": "steep"}
             self._fire(signal, floors, slot, climb, row, at_s, strength, facts, inventory)
 
@@ -259,8 +260,8 @@ class MemoryLeak:
             return
         floors = window[candidates].astype(float)
         limit = table["limit"][candidates]
-        lowest = np.fmin.reduce(floors, axis=1)
-        limit = np.where(np.isfinite(limit), limit, lowest + np.maximum(lowest, UNLIMITED_HEADROOM_BYTES))
+        end = np.nan_to_num(floors[:, -1])
+        limit = np.where(np.isfinite(limit), limit, end + np.maximum(end, UNLIMITED_HEADROOM_BYTES))
         width_s = signal.patience.width_s
         age = np.nan_to_num((at_s - table["life_s"][candidates]) // width_s).astype(np.int64)
         seen = climbs(floors, limit, age, width_s, HORIZON_S, s.strength)
