@@ -30,8 +30,8 @@ ROWS = {
 
 
 def searched(text: str, lift: bool, before: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """One row, after each seed; the first scheme of least rank is kept, and the first lift. before: the row of a
-    killed run, whose seeds stay."""
+    """One row, after each seed; the first scheme of least rank is kept, and the first lift. before: the row that
+    a killed run wrote; its seeds are kept."""
     bar, seeds, limit_s, source = ROWS[text]
     form = scheme.Format.of(text)
     runs, kept, whole = list(before["runs"]) if before else [], None, None

@@ -27,7 +27,7 @@ SHAPE: Mapping[str, Any] = {
     "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 4096,
 }  # fmt: skip
-"""Yi 6B's widths, whose attentions are among the published definitions."""
+"""Yi 6B's widths: its attentions are among the published definitions."""
 PROMPTS, TOKENS, LONGEST, BATCH, SEEN = 200, 50, 384, 50, 16
 
 

@@ -478,7 +478,7 @@ TABLES = (
                 "results/learnt_operations/ceiling_over_surrogate", _mean),
             Row("best of 32 over random search, operations that were never timed",
                 "results/operations_never_timed/over_random/32", _mean),
-            Row("operations whose tables to learn from leave room for 1.03; shapes of these to score", "results",
+            Row("operations with a ceiling of 1.03 in the learnt tables; their shapes that are scored", "results",
                 lambda x: f"{', '.join(x['wide_operations'])}; "
                           f"{sum(row['operation'] in x['wide_operations'] for row in x['rows'])}"),
             Row("generalist's speed over its specialists', worst seed", "results/generalist_over_specialists",

@@ -588,9 +588,9 @@ class Stages:
         return (_C.RETURN_DUE, "") if more else (_C.CONFIRMED, stays(standing))
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:
-        """Diagnoses again what came after the action. Only where that finds another cause or place, or calls for
-        another repair, and so for another action, is the confirmation left; else it goes on, knowing more. After a
-        cordon, which leaves jobs alone, a job that suffers since then may call for more."""
+        """Diagnose again with what came after the action. The confirmation ends only if the new diagnosis calls for
+        another action: it names another cause, place or repair. A cordon leaves jobs alone, so after one a job that
+        suffers since then may call for another action as well."""
         before, told = incident.diagnosis, self._parts.diagnose(incident)
         if before is None or called_for(told) != called_for(before) or action.kind is ActionKind.CORDON:
             wanted = self._parts.plan(replace(incident, diagnosis=told)).action

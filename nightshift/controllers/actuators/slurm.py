@@ -140,12 +140,12 @@ class SlurmNodes:
         return self.written_by_us(node) and _REBOOTED.search(node.reason) is not None
 
     def cordon_of(self, node: SlurmNode) -> str:
-        """Whose drain stands (`controllers.cordon`)."""
+        """The owner of the drain (`controllers.cordon`)."""
         if not node.is_drained:
             return NOBODY
         return cordon_ids(mark.id for mark in _drains(node)) if self.is_ours(node) else SOMEBODY_ELSE
 
-    def whose(self, node: SlurmNode) -> str:
+    def holder(self, node: SlurmNode) -> str:
         """For people: why a node's drain is not ours to lift."""
         if node.reason.startswith(OURS) and node.reason_by in self._names and _drains(node):
             return f"{node.name} has booted since Nightshift drained it: a person may be repairing it"
@@ -157,7 +157,7 @@ class SlurmNodes:
             # right after an UNDRAIN its slurmd registers anew; a mark without the boot could never be taken back
             raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0)
         mark = Mark(DRAINS, action.id, node.boot_s, jobs)
-        # on a node that takes jobs, marks of drains are of such as somebody has ended
+        # a node that takes jobs was undrained by someone else: its marks of drains are old
         kept = tuple(m for m in marks(node) if m.kind == LOST_FEATURES or (node.is_drained and m.kind == DRAINS))
         wanted = {"extra": extra_with(node, (*(m for m in kept if m.id != action.id), mark))}
         if not node.is_drained:
@@ -384,14 +384,14 @@ class SlurmActuator(SiteActuator):
                 return self._outcome(_O.ALREADY_DONE, f"{action.id} drained it before")
             return self._refused(action, "a person has resumed it since; it stays resumed")
         if node.is_drained and not self._nodes.is_ours(node):
-            return self._outcome(_O.ALREADY_DONE, f"{self._nodes.whose(node)}; they must resume it")
+            return self._outcome(_O.ALREADY_DONE, f"{self._nodes.holder(node)}; they must resume it")
         return None
 
     def _drained(self, action: Action, node: SlurmNode) -> ActionOutcome:
         if self._nodes.written_by_us(node) and mark_of(node, action) is not None:
             return self._outcome(_O.DONE, f"{action.target} drained in Slurm: {node.reason}")
         if node.is_drained:
-            why = f"{self._nodes.whose(node)}, at the same moment; they must resume it"
+            why = f"{self._nodes.holder(node)}, at the same moment; they must resume it"
             return self._outcome(_O.ALREADY_DONE, why)
         return self._refused(action, "a person has resumed it at the same moment; it stays resumed")
 
@@ -400,13 +400,13 @@ class SlurmActuator(SiteActuator):
         if not node.is_drained:
             return self._outcome(_O.ALREADY_DONE, f"{action.target} takes jobs")
         if not self._nodes.is_ours(node):
-            return self._refused(action, f"{self._nodes.whose(node)}; whoever did resumes it")
+            return self._refused(action, f"{self._nodes.holder(node)}; whoever did resumes it")
         return self._undrained(action, node, (*_taints(node), Mark(GAVE_BACK, action.id, node.boot_s)))
 
     def _undrained(self, action: Action, node: SlurmNode, left: tuple[Mark, ...]) -> ActionOutcome:
         after = self._nodes.undrain(node, left)
         if after.is_drained:
-            return self._outcome(_O.DONE, f"undrained; since then {self._nodes.whose(after)}")
+            return self._outcome(_O.DONE, f"undrained; since then {self._nodes.holder(after)}")
         return self._outcome(_O.DONE, f"{action.target} takes jobs again")
 
     def _taint(self, action: Action) -> ActionOutcome:
@@ -545,7 +545,7 @@ class SlurmActuator(SiteActuator):
         if not node.is_up or node.states & _GOING:
             raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
         if not powered and not self._nodes.written_by_us(node):
-            return self._refused(action, f"{self._nodes.whose(node)}; it has booted and stays drained")
+            return self._refused(action, f"{self._nodes.holder(node)}; it has booted and stays drained")
         return self._check(action, node)
 
     def _cannot_reboot(self, node: SlurmNode) -> str:
@@ -595,7 +595,7 @@ class SlurmActuator(SiteActuator):
         if not node.is_drained:
             return self._refused(action, f"{action.target} takes jobs already")
         if not self._nodes.is_ours(node):
-            return self._refused(action, f"{self._nodes.whose(node)}; whoever did resumes it")
+            return self._refused(action, f"{self._nodes.holder(node)}; whoever did resumes it")
         return self._check(action, node)
 
     def _check(self, action: Action, node: SlurmNode) -> ActionOutcome:
@@ -614,7 +614,7 @@ class SlurmActuator(SiteActuator):
             return ActionOutcome(status, f"{action.target} was checked before", self._now_s(), _cordoned(node))
         if node.is_drained:
             self._unreserve(action)
-            return self._refused(action, f"{self._nodes.whose(node)}, during the check; it stays drained")
+            return self._refused(action, f"{self._nodes.holder(node)}, during the check; it stays drained")
         job = self._check_job(action)
         if job is None:
             if "NOT_RESPONDING" in node.states:
@@ -744,7 +744,9 @@ class SlurmActuator(SiteActuator):
         if not node.is_drained:
             return self._outcome(_O.ALREADY_DONE, f"{action.target} takes jobs")
         if not self._nodes.is_ours(node) or mark_of(node, action) is None:
-            return self._refused(action, f"{self._nodes.whose(node)}: not (or no longer) this action's drain alone")
+            return self._refused(
+                action, f"{self._nodes.holder(node)}: not (or no longer) this action's drain alone"
+            )
         left = tuple(mark for mark in marks(node) if mark.kind != GAVE_BACK and mark.id != action.id)
         if others := sorted(mark.id for mark in left if mark.kind == DRAINS):
             self._nodes.update(node, {"extra": extra_with(node, left)})

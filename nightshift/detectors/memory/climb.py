@@ -207,7 +207,7 @@ def is_clean(raw: Floats, growth: Floats) -> NDArray[np.bool_]:
 
 
 def _bend(raw: Floats) -> Floats:
-    """[n, k] how far a level bends whose usual steps of its first half become those of its second, evenly."""
+    """[n, k] the bend of a level that gains pace evenly, from its first half's median step to its second half's."""
     steps = np.diff(raw, axis=1)
     count = steps.shape[1]
     gain = _median(steps[:, -(count // 2) :]) - _median(steps[:, : count // 2])

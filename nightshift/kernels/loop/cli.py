@@ -337,6 +337,8 @@ def profile(
         known = Peaks.read(peaks) if peaks is not None else None
     except PeaksError as error:
         raise Permanent(str(error)) from error
+    if model is None and (folder or delivered or batch or ranks > 1):
+        raise typer.BadParameter("--folder, --delivered, --batch and --ranks are of a server: give --model, too")
     if model is not None:
         _profile_server(trace, model, known, as_json, _served(folder, delivered), batch, ranks)
         return

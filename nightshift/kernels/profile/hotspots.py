@@ -6,8 +6,8 @@ communication in it: a faster kernel does not win those back.
 
 Before any kernel comes what a step waits for. A GPU that idles between two kernels is short of launches where the
 CPU began the next launch only after the kernel before had ended. What of such a gap lies in the data loader's
-`__next__` is a wait for data. A gap whose next kernel was launched in time, or has no launch in the trace, has a
-cause that the trace does not show, and none is asserted.
+`__next__` is a wait for data. If the kernel after a gap was launched in time, or its launch is not in the trace,
+the trace does not show the cause, and none is stated.
 """
 
 from __future__ import annotations

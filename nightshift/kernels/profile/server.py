@@ -25,6 +25,7 @@ from typing import Any
 
 from nightshift.collectors.training.kineto_steps import COMMUNICATION, COPY, activities_of
 from nightshift.collectors.training.kineto_trace import Trace, TraceError
+from nightshift.kernels.profile.hotspots import REACHABLE
 from nightshift.kernels.profile.roofline import Peaks
 
 _ATTENTION = r"attention|attn|fmha|flash_fwd|BatchDecode|BatchPrefill|mla_|reduce_segments|merge_state"
@@ -65,8 +66,6 @@ _MARKS = (
         r"_generation_(?P<batch>\d+)\((?:sq\d+sk(?P<context>\d+)|\d+)"
     ),
 )
-REACHABLE = 0.9
-"""The share of the roofline that a good kernel reaches."""
 
 
 @dataclass(frozen=True)

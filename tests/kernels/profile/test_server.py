@@ -192,3 +192,5 @@ def test_the_command_names_what_is_delivered(tmp_path: Path) -> None:
     assert "gqa_paged_decode_h4_kv2_d16_ps1 (certified kernel delivered)" in done.output
     refused = CliRunner().invoke(app, [*given, str(tmp_path / "empty")])
     assert refused.exit_code != 0
+    without = CliRunner().invoke(app, ["profile", str(made), "--batch", "8"])
+    assert without.exit_code == 2
