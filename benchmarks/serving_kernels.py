@@ -43,10 +43,11 @@ ORDER = (
 """Kinds of kernels, each in turn: a definition of every kind before the second of any."""
 COMPILED = ("norm", "softmax", "mamba", "rotary", "silu", "embedding", "topk")
 """Kinds with a reference that torch.compile compiles as one graph. Others synchronise in every token."""
-CONFIGURATIONS, TIMED = 12, 21
+CONFIGURATIONS, TIMED, TURNS = 12, 21, 3
 ROWS = (64, 16)
 REFERENCE_S = 0.3
 EACH_S, WORKERS, COMPILERS = 240.0, 8, 4
+LIBRARIES = ("flashinfer",)
 FIT = ("faster", "slower", "inconclusive", "correct")
 AGAIN = ("not judged", "machine_fault")
 
@@ -137,6 +138,7 @@ class Court:
             "config": dict(best),
             "not_raced": [f"{x.baseline}: {x.why.splitlines()[0][:120]}" for x in verdict.left_out] + slow,
             "tried": [[_micro(seconds), dict(c)] for seconds, c in tried],
+            "beside": self._beside(court, problem, chosen, raced, verdict) if gpu else [],
             "tuned_s": round(tuned_s, 1),
             "took_s": round(time.monotonic() - began, 1),
             **_verdict(verdict, problem, raced),
@@ -144,6 +146,33 @@ class Court:
         if self.key is not None and str(verdict.status) in FIT:
             row["certificate"] = self._certify(verdict, chosen, problem)
         return row
+
+    def _beside(
+        self, court: Any, problem: Any, chosen: Any, raced: Sequence[Any], verdict: Any
+    ) -> list[dict[str, Any]]:
+        """Times, by the race's clock, of libraries that the judge did not race because they are less exact."""
+        from nightshift.kernels.judge.host.replay import timed
+
+        refused = {(x.case, x.baseline): x.why for x in verdict.left_out if "computes something else" in x.why}
+        made = []
+        for case in raced:
+            inputs = problem.inputs(case, "normal", 1, self.device)
+            for name, function in problem.libraries.items():
+                if (str(case), name) not in refused:
+                    continue
+                with tempfile.TemporaryDirectory() as folder:
+                    ours = partial(serving_rows.entry_of(chosen.source, Path(folder), 0), *inputs)
+                    theirs, flush = partial(function, *inputs), court.flush()
+                    ours(), theirs()
+                    took: tuple[list[float], list[float]] = ([], [])
+                    with court.quiet.alone():
+                        for _ in range(TURNS):
+                            for call, seconds in zip((ours, theirs), took, strict=True):
+                                seconds.extend(timed([call] * TIMED, flush, tries=3)[0])
+                mine, other = map(statistics.median, took)
+                row = {"baseline": name, "why": refused[str(case), name][:200], "speedup": round(other / mine, 4)}
+                made.append({"case": str(case), **row, "candidate_us": _micro(mine)})
+        return made
 
     def _tried(
         self, court: Any, problem: Any, family: Any, raced: Sequence[Any]
@@ -244,7 +273,18 @@ def figures(rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
         "over_the_best_baseline": _mean(every),
         "over_the_best_baseline_by_kernel": {name: _mean(found) for name, found in sorted(worst.items())},
         "below_0.97": sum(ratio < 0.97 for ratio in every),
+        "over_libraries_by_kernel": _over_libraries(right),
     }
+
+
+def _over_libraries(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """By library and kernel: where it was raced, and beside, where it is less exact than a race asks for."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for time_ in (*row["times"], *row.get("beside", ())):
+            if time_["baseline"] in LIBRARIES:
+                found.setdefault(f"{time_['baseline']}: {row['kernel']}", []).append(time_["speedup"])
+    return {name: _mean(ratios) for name, ratios in sorted(found.items())}
 
 
 def _mean(ratios: list[float]) -> float | None:

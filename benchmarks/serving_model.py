@@ -44,12 +44,12 @@ class Way:
 
 WAYS = (
     Way("generate, eager", False, False),
-    Way("generate, ours", True, False),
-    Way("batched, torch", False, True),
-    Way("batched, ours", True, True),
     Way("generate, compile", False, False, True),
-    Way("generate, compile, ours", True, False, True),
     Way("generate, compile, our attention", True, False, True, norms=False),
+    Way("batched, ours", True, True),
+    Way("generate, compile, ours", True, False, True),
+    Way("batched, torch", False, True),
+    Way("generate, ours", True, False),
 )
 RIVALS = {"generate": ("generate, eager", "generate, compile"), "batched": ("batched, torch",)}
 
