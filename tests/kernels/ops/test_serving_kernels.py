@@ -98,6 +98,27 @@ def test_a_norm_is_right_on_the_interpreter(court: Judge, tmp_path: Path) -> Non
     assert judged(court, tmp_path, norm(), config, "if ADD: -> if False:") is Status.wrong
 
 
+def with_the_sum() -> dict[str, Any]:
+    record = norm()
+    record["outputs"]["updated_residual"] = dict(record["inputs"]["residual"])
+    record["reference"] = record["reference"].replace("return ", "return (").rstrip() + ", x.to(residual.dtype))\n"
+    return record
+
+
+def test_a_norm_with_outputs_that_are_not_its_own_has_no_kernel(tmp_path: Path) -> None:
+    record = with_the_sum()
+    assert family_of(definition_of(put(tmp_path, record))) is not None
+    record["outputs"]["scale"] = dict(record["outputs"]["output"])
+    assert family_of(definition_of(put(tmp_path, record))) is None
+
+
+@pytest.mark.full
+def test_a_norm_gives_the_sum_as_well_on_the_interpreter(court: Judge, tmp_path: Path) -> None:
+    config = {"wide": 8, "rows": 2, "warps": 4}
+    assert judged(court, tmp_path, with_the_sum(), config) is Status.correct
+    assert judged(court, tmp_path, with_the_sum(), config, "if SUM: -> if False:") is Status.wrong
+
+
 @pytest.mark.full
 def test_a_decode_is_right_on_the_interpreter(court: Judge, tmp_path: Path) -> None:
     config = {"block": 32, "splits": 4, "stages": 1, "warps": 4}

@@ -180,6 +180,10 @@ def _latent(values: Callable[[Described], dict[str, Value] | None], narrow: bool
     return chosen
 
 
+_NORMS = {("output",): "out", ("output", "updated_residual"): "out, total"}
+"""What a norm's kernel returns, by a definition's outputs."""
+
+
 def _norm(definition: Described) -> dict[str, Value] | None:
     width, epsilon = _size(definition, "hidden_size"), re.search(r"EPS = ([0-9.]+e-?\d+)", definition.reference)
     names = list(definition.inputs)
@@ -188,7 +192,12 @@ def _norm(definition: Described) -> dict[str, Value] | None:
     if names not in (["hidden_states", "weight"], ["hidden_states", "residual", "weight"]):
         return None
     add = "residual" in names
+    returned = _NORMS.get(tuple(definition.outputs))
+    if returned is None or (len(definition.outputs) > 1 and not add):
+        return None
     return {
+        "returned": returned,
+        "sum": str(returned != "out"),
         "width": width,
         "padded": _power(width),
         "epsilon": epsilon.group(1),

@@ -9,8 +9,8 @@ import triton.language as tl
 
 
 @triton.jit
-def norm(x, residual, weight, out, count, ADD: tl.constexpr, EPSILON: tl.constexpr, ONE: tl.constexpr,
-         N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def norm(x, residual, weight, out, total, count, ADD: tl.constexpr, SUM: tl.constexpr, EPSILON: tl.constexpr,
+         ONE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < count)[:, None] & (column < N)[None, :]
@@ -19,6 +19,8 @@ def norm(x, residual, weight, out, count, ADD: tl.constexpr, EPSILON: tl.constex
     w = tl.load(weight + column, mask=column < N, other=0.0)  # beside the row: memory is waited for once
     if ADD:
         v += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        tl.store(total + place, v.to(total.dtype.element_ty), mask=inside)
     scale = 1.0 / tl.sqrt_rn(tl.sum(v * v, 1) / N + EPSILON)
     w = w.to(tl.float32) + ONE
     tl.store(out + place, (v * scale[:, None] * w[None, :]).to(out.dtype.element_ty), mask=inside)
@@ -27,14 +29,15 @@ def norm(x, residual, weight, out, count, ADD: tl.constexpr, EPSILON: tl.constex
 def entry($arguments):
     x = hidden_states
     out = torch.empty_like(x)
+    total = torch.empty_like(x) if $sum else out
     if len(x):
         # few rows leave most of the GPU idle: then a row is read by as many threads as it fills
         rows, warps = (1, min($wide, max(1, $padded // 256))) if len(x) <= 512 else ($rows, $warps)
         norm[(triton.cdiv(len(x), rows),)](
-            x, $residual, weight, out, len(x), ADD=$add, EPSILON=$epsilon, ONE=$one, N=$width, BLOCK=$padded,
-            ROWS=rows, num_warps=warps,
+            x, $residual, weight, out, total, len(x), ADD=$add, SUM=$sum, EPSILON=$epsilon, ONE=$one, N=$width,
+            BLOCK=$padded, ROWS=rows, num_warps=warps,
         )
-    return out
+    return $returned
 """
 
 SOFTMAX = """
