@@ -5,8 +5,8 @@
 The definition `DEFINITION` of FOLDER (see kernels.suites.definitions) is taken with pages of `PAGES` tokens, at
 `BATCH` sequences of `CONTEXT` tokens with pages in random order: 2 GiB of keys and values. Configurations are tried
 in short, for later sizes of a page the `KEPT` best of the first. The best is timed in turns with the sum of as many
-bytes. Beside it are torch's attention over gathered pages, and how far its outputs are at most. What may be
-delivered, the judge alone says.
+bytes. Beside it are FlashInfer, where it is installed, and torch's attention over gathered pages, and how far
+its outputs are at most. What may be delivered, the judge alone says.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def row_of(definition: Any, page: int, configs: list[dict[str, Any]], folder: Pa
         try:  # compiles
             entry(*inputs)
             torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001  a configuration that the GPU has no room for
+        except Exception as error:  # noqa: BLE001  the GPU has no room for it, or a package is missing
             print(f"{type(error).__name__}: {str(error)[:100]}", flush=True)
             return None
         return entry
@@ -93,10 +93,12 @@ def row_of(definition: Any, page: int, configs: list[dict[str, Any]], folder: Pa
     best = order[0]
     read = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
     values = torch.ones(read // 4, device="cuda")
-    padded = libraries(definition)["torch.padded"]
-    ours, theirs = fit[best](), padded(*inputs)
-    took = medians({"ours": fit[best], "sum": values.sum}, TURNS)
-    took |= medians({"torch.padded": partial(padded, *inputs)}, TRIED_TURNS)
+    beside: dict[str, Callable[..., Any]] = {}
+    for name, function in libraries(definition).items():
+        if (made := first(function)) is not None:
+            beside[name] = partial(made, *inputs)
+    ours, theirs = fit[best](), beside["torch.padded"]()
+    took = medians({"ours": fit[best], "sum": values.sum}, TURNS) | medians(beside, TRIED_TURNS)
     return {
         "page": page,
         "config": configs[int(best)],

@@ -1,24 +1,99 @@
-"""What torch itself offers for a serving definition, without a kernel of anyone's: called as its reference is.
+"""What torch itself and FlashInfer offer for a serving definition: called as its reference is.
 
-References loop over sequences, tokens or heads in Python, so they are no rival for a kernel. These gather pages by
-one index, and compute attention with torch's own memory-efficient kernel, which returns the logarithm of the sum.
+References loop over sequences, tokens or heads in Python, so they are no rival for a kernel. Torch's ways gather
+pages by one index, and compute attention with its memory-efficient kernel, which returns the logarithm of the sum.
+FlashInfer takes part where it is installed (`pip install flashinfer-python`; it compiles with nvcc at the first
+call, or reads what was compiled before). A race names each that could not run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils.weak import WeakIdKeyDictionary
+
+WORKSPACE_BYTES = 128 << 20
+SAMPLERS = {
+    ("probs",): "sampling_from_probs",
+    ("probs", "top_k"): "top_k_sampling_from_probs",
+    ("probs", "top_p"): "top_p_sampling_from_probs",
+    ("probs", "top_k", "top_p"): "top_k_top_p_sampling_from_probs",
+}
+"""FlashInfer's functions by the inputs of a definition."""
 
 
 def libraries(definition: Any) -> dict[str, Callable[..., Any]]:
-    """By name, torch's ways to compute a definition."""
+    """By name, torch's ways and FlashInfer's to compute a definition."""
+    return {**_torch(definition), **_flashinfer(definition)}
+
+
+def _epsilon(definition: Any) -> float:
+    return 1e-5 if "1e-5" in definition.reference else 1e-6
+
+
+def _flashinfer(definition: Any) -> dict[str, Callable[..., Any]]:
+    """The library's own function, where it computes what a definition does."""
+    names = list(definition.inputs)
+    if definition.kind == "rmsnorm" and len(names) == 2:
+        return {"flashinfer": lambda x, weight: _module("norm").rmsnorm(x, weight, _epsilon(definition))}
+    if definition.kind == "softmax":
+        return {"flashinfer": lambda x: _module("sampling").softmax(x)}
+    if (sampler := SAMPLERS.get(tuple(names))) is not None:
+        return {"flashinfer": lambda *inputs: getattr(_module("sampling"), sampler)(*inputs).long()}
+    if {"q", "k_cache", "v_cache", "kv_indptr", "kv_indices"} <= set(names):
+        attention = _PagedAttention()
+        return {"flashinfer": lambda *inputs: attention(dict(zip(names, inputs, strict=True)))}
+    return {}
+
+
+@cache
+def _module(name: str) -> Any:
+    import importlib
+
+    return importlib.import_module(f"flashinfer.{name}")
+
+
+class _PagedAttention:
+    """FlashInfer's decode or causal prefill over a paged cache. A plan belongs to a tensor of offsets, as servers
+    make one for all layers of a step."""
+
+    def __init__(self) -> None:
+        self._plans = WeakIdKeyDictionary()
+        self._workspace: Any = None
+
+    def __call__(self, given: dict[str, Any]) -> Any:
+        plan = self._plans.get(given["kv_indptr"])
+        if plan is None:
+            plan = self._plans[given["kv_indptr"]] = self._planned(given)
+        return plan.run(given["q"], (given["k_cache"], given["v_cache"]), return_lse=True)
+
+    def _planned(self, given: dict[str, Any]) -> Any:
+        q, keys, offsets = given["q"], given["k_cache"], given["kv_indptr"]
+        if self._workspace is None:
+            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+        page, heads, width = keys.shape[1:]
+        last = given.get("kv_last_page_len", torch.full_like(offsets[1:], page))
+        sizes = (q.shape[1], heads, width, page)
+        dtypes = {"q_data_type": q.dtype, "kv_data_type": keys.dtype, "sm_scale": given["sm_scale"]}
+        if "qo_indptr" in given:
+            made = _module("prefill").BatchPrefillWithPagedKVCacheWrapper(self._workspace)
+            made.plan(given["qo_indptr"], offsets, given["kv_indices"], last, *sizes, causal=True, **dtypes)
+        else:
+            grouped = q.shape[1] >= 4 * heads  # its documentation's rule for tensor cores
+            made = _module("decode").BatchDecodeWithPagedKVCacheWrapper(self._workspace, use_tensor_cores=grouped)
+            made.plan(offsets, given["kv_indices"], last, *sizes, **dtypes)
+        return made
+
+
+def _torch(definition: Any) -> dict[str, Callable[..., Any]]:
     names = list(definition.inputs)
     if definition.kind == "rmsnorm":
-        epsilon = 1e-5 if "1e-5" in definition.reference else 1e-6
+        epsilon = _epsilon(definition)
 
         def norm(x: Any, *rest: Any) -> Any:
             total = x if len(rest) == 1 else x + rest[0]

@@ -108,21 +108,6 @@ def seconds(call: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def graph_seconds(call: Callable[[], Any], calls: int = 10) -> float:
-    """Of one of several calls in a CUDA graph, so that no launch waits for Python; by events where none can be."""
-    import torch
-
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                call()
-    except RuntimeError:  # what the call does on the host cannot be captured
-        torch.cuda.synchronize()
-        return min(seconds(call) for _ in range(calls))
-    return min(seconds(graph.replay) for _ in range(4)) / calls
-
-
 class Worker:
     """A worker's process."""
 

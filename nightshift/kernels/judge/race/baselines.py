@@ -44,7 +44,7 @@ _FAR = 1.6
 """One this much slower on an earlier day is not run again."""
 _DAYS = 30.0
 # packages whose kernels are among the baselines: a new version may be faster than what is kept
-_LIBRARIES = ("liger_kernel", "flash_attn", "xformers", "nvidia-cudnn-cu13", "nvidia-cublas")
+_LIBRARIES = ("liger_kernel", "flash_attn", "flashinfer-python", "xformers", "nvidia-cudnn-cu13", "nvidia-cublas")
 _FAULTS = (ImportError, RuntimeError, TypeError, NotImplementedError, ProblemError, AttributeError)
 
 
