@@ -43,25 +43,18 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings
 from nightshift.detectors.alarms.lanes import (
+    NEAR_FACTS,
     PAGE_COST,
     REACT_S,
     Lane,
     WaitingGpus,
     can_wait,
+    is_near_fact,
     lane_of,
     lost_share,
     widest,
 )
-from nightshift.detectors.alarms.populations import (
-    NEAR_FACTS,
-    Population,
-    Unit,
-    is_near_fact,
-    population_of,
-    rates,
-    unmeasured,
-)
-from nightshift.detectors.alarms.promise import promises
+from nightshift.detectors.alarms.promise import Population, Unit, population_of, promises, rates, unmeasured
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State
 from nightshift.detectors.contract.evaluate import garwood
 from nightshift.detectors.memory.signals import HORIZON_S

@@ -17,7 +17,7 @@ from typing import Any
 from scipy.stats import beta
 
 from benchmarks.report import RESULTS
-from nightshift.detectors.alarms.populations import Population, PopulationRate, Unit
+from nightshift.detectors.alarms.promise import Population, PopulationRate, Unit
 from nightshift.detectors.contract.evaluate import garwood
 from nightshift.detectors.plugins import ALL
 

@@ -164,7 +164,8 @@ def _named(part: object) -> set[str]:
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from nightshift.agent.history.lookback_signals import LOGS, NEEDS
-    from nightshift.detectors.alarms.populations import LEAST_COMPARED, LEAST_EXPECTED, MOST_RUNS, NEAR_FACTS, rates
+    from nightshift.detectors.alarms.lanes import NEAR_FACTS
+    from nightshift.detectors.alarms.promise import LEAST_COMPARED, LEAST_EXPECTED, MOST_RUNS, rates
     from nightshift.detectors.base import RateBasis
     from nightshift.detectors.ecc.sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
@@ -230,7 +231,7 @@ def detectors_page() -> str:
 
 def _lanes(names: list[str]) -> Iterator[str]:
     """Ticket or at most a page, by statistical detector and population."""
-    from nightshift.detectors.alarms.populations import Population, unmeasured
+    from nightshift.detectors.alarms.promise import Population, unmeasured
 
     yield "| detector | " + " | ".join(Population) + " |"
     yield "|---" * (1 + len(Population)) + "|"
@@ -241,7 +242,7 @@ def _lanes(names: list[str]) -> Iterator[str]:
 
 def _measured(name: str) -> Iterator[str]:
     """False alarms of a detector on healthy telemetry, by population."""
-    from nightshift.detectors.alarms.populations import LEAST_COMPARED, Population, Unit, rates
+    from nightshift.detectors.alarms.promise import LEAST_COMPARED, Population, Unit, rates
 
     yield from ("", "False alarms on healthy telemetry ([how to read this](#where-each-rate-was-measured)):", "")
     yield "| population | telemetry | exposure | expected | alarms | rate, 90 % interval | verdict | from |"

@@ -23,7 +23,7 @@ from benchmarks.populations import interval
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.alarms.populations import Unit
+from nightshift.detectors.alarms.promise import Unit
 from nightshift.detectors.base import Detector, State
 from nightshift.detectors.hardware.throttle import Throttle
 from nightshift.detectors.memory.leak import MemoryLeak

@@ -24,6 +24,10 @@ OLD = (
     "[rank2]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 2] Timeout at NCCL work: 1, last enqueued NCCL work: 1, "
     "last completed NCCL work: 76280750235782912."
 )
+OF_2_0 = (
+    "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=880, OpType=ALLREDUCE, "
+    "TensorShape=[384], Timeout(ms)=1800000) ran for 1800116 milliseconds before timing out."
+)
 DUMP = (
     "[rank3]:[E804 10:11:12.000000001 ProcessGroupNCCL.cpp:1429] [PG ID 0 PG GUID 0(default_pg) Rank "
     "3] Received a dump "
@@ -46,6 +50,14 @@ DUMP = (
         (
             "Watchdog caught collective operation timeout: WorkNCCL(OpType=BROADCAST, Timeout(ms)=150000)",
             NcclLine(operation="BROADCAST", timeout_s=150.0),
+        ),
+        (
+            OF_2_0,
+            NcclLine(rank=4, work=880, operation="ALLREDUCE", timeout_s=1800.0, ran_s=1800.116),
+        ),
+        (
+            OF_2_0.partition("TensorShape")[0],
+            NcclLine(rank=4, work=880, operation="ALLREDUCE"),
         ),
         ("NCCL INFO Using network IB", None),
         ("step=1 loss=2 rank=3", None),

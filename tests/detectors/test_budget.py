@@ -27,7 +27,7 @@ from nightshift.detectors.alarms.lanes import (
     proof_of,
     widest,
 )
-from nightshift.detectors.alarms.populations import Population, PopulationRate, Unit
+from nightshift.detectors.alarms.promise import Population, PopulationRate, Unit
 from nightshift.detectors.alarms.tail import Tail, fit
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
 

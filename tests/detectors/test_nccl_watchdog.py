@@ -74,3 +74,10 @@ def test_a_line_of_a_release_that_numbered_no_work_is_a_hang_too() -> None:
     assert (found.fault, found.facts["collective"]) == (Fault.HANG, "ALLREDUCE")
     assert "sequence" not in found.facts
     assert found.summary == "NCCL's watchdog: ALLREDUCE did not end in 600 s"
+
+
+def test_a_line_that_names_its_process_group_is_a_hang_of_the_ranks_number_in_the_job() -> None:
+    """PyTorch 2.4 and later write the group before the rank; a rank of a smaller group has another number there."""
+    line = LINE.replace("[Rank 3]", "[PG ID 2 PG GUID 5(tp) Rank 1]")
+    (found,) = changes(NcclWatchdog(), [at(0, line)], HealthyFleet().inventory())
+    assert (found.subject.name, found.facts["sequence"]) == ("ml/train#3", 15.0)

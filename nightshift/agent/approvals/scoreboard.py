@@ -1,21 +1,18 @@
 """Autonomy is earned, per kind of action and namespace: what was proposed, against what people made of it.
 
-    observe   too little was decided to tell
-    propose   people decide; they have agreed often enough to be asked, not often enough to be left out
-    act       they agreed so often, and what was done worked so often, that policy may say `automatic`
-
-The level follows from stored decisions alone: a person's approval or rejection of each plan, what people did by
-hand while it stood undecided (`agent.approvals.manual_fixes`), and whether what was done was confirmed. The share
-of agreement counts by its lower confidence bound (E. B. Wilson, "Probable inference, the law of succession, and
-statistical inference", JASA 22, 1927), so that few decisions never earn much. It only ever narrows: a kind that
-has earned it still acts without a person only where the approval policy says so.
+`LEVELS` says what each level means. The level follows from stored decisions alone: a person's approval or
+rejection of each plan, what people did by hand while it stood undecided (`agent.approvals.manual_fixes`), and
+whether what was done was confirmed. The share of agreement counts by its lower confidence bound (E. B. Wilson,
+"Probable inference, the law of succession, and statistical inference", JASA 22, 1927), so that few decisions
+never earn much. It only ever narrows: a kind that has earned it still acts without a person only where the
+approval policy says so.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -38,9 +35,19 @@ CLUSTER = "*"
 
 
 class Level(StrEnum):
+    """What a kind has earned."""
+
     OBSERVE = "observe"
     PROPOSE = "propose"
     ACT = "act"
+
+
+LEVELS: Mapping[Level, str] = {
+    Level.OBSERVE: "too few decisions to tell",
+    Level.PROPOSE: "enough decisions, but not enough agreement or success to run automatically",
+    Level.ACT: "enough agreement and success to run automatically, where the approval policy allows it",
+}
+"""What each level means, for people."""
 
 
 # Decisions are counted over a quarter: older ones were of another fleet.

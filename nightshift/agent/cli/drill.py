@@ -38,7 +38,7 @@ def drill(
             while True:
                 incident = store.incident(incident_id)
                 for step in incident.history[told_steps:]:
-                    typer.echo(f"  {step.after.replace('_', ' '):<18} {step.by}: {step.note}"[:160])
+                    typer.echo(f"  {step.heading.replace('_', ' '):<18} {step.by}: {step.note}"[:160])
                 told_steps = len(incident.history)
                 if incident.state is S.RESOLVED:
                     typer.echo("Drill finished. The actions are recorded in the audit log only.")

@@ -18,11 +18,12 @@ def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
 
     from rich.table import Table
 
-    from nightshift.agent.approvals.scoreboard import Scoreboard
+    from nightshift.agent.approvals.scoreboard import LEVELS, Scoreboard
     from nightshift.agent.settings import load
 
+    settings = load(config).autonomy
     with stored(config) as (store, _, now_s):
-        ratings = Scoreboard(store.database, load(config).autonomy).ratings(now_s)
+        ratings = Scoreboard(store.database, settings).ratings(now_s)
     if as_json:
         print_json([asdict(rating) for rating in ratings])
         return
@@ -43,6 +44,10 @@ def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
         counts = (s.proposed, s.agreed, s.disagreed, s.by_hand, s.confirmed, s.failed)
         table.add_row(str(s.kind), s.namespace, *map(str, counts), str(rating.level), rating.reason)
     print_rich(table)
+    for level in (level for level in LEVELS if any(rating.level is level for rating in ratings)):
+        typer.echo(f"{level}: {LEVELS[level]}")
+    if ratings and not settings.required:
+        typer.echo("autonomy.required is off: the approval policy alone decides what runs automatically")
 
 
 def rma(

@@ -25,14 +25,18 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Mute matching incidents until the silence expires. Every subject of an incident must match."""
+    from nightshift.agent.incidents.silence import unmatched
     from nightshift.agent.units import full_time
 
     with stored(config) as (store, _, _now_s):
         silence = _silences(store).add(matcher, hours * 3600.0, operator(), reason)
+        warning = unmatched(matcher, store.load_memberships)
     if as_json:
         print_json(asdict(silence))
     else:
         typer.echo(f"{silence.number}: muted {silence.matcher} until {full_time(silence.until_s)}")
+    if warning:
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 @app.command("list")

@@ -4,8 +4,9 @@ a silence keeps messages away, never detection, and always ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import sqlalchemy as sa
@@ -20,9 +21,11 @@ from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tables import deliveries, silences
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.subject import Membership, SubjectKind
 from nightshift.detectors.base import Finding
 
 MAX_S = 30 * 86_400.0
+MOST_NAMED = 5
 _KINDS = "fault, namespace, node, gpu, pod, job, rank or incident"
 
 
@@ -97,6 +100,24 @@ def look_again(connection: Connection, now_s: float) -> None:
     # held until now, not released: maintenance or quiet hours may hold the same message
     waits = deliveries.c.held_until_s > now_s
     connection.execute(sa.update(deliveries).where(waits).values(held_until_s=now_s))
+
+
+def unmatched(matcher: str, memberships: Callable[[], Iterable[Membership]]) -> str:
+    """That a silence mutes nothing for now, and which names are known; empty where it matches one of them, or
+    names no subject.
+
+    A warning and no error: a node may be away, or yet to come, when its work is planned.
+    """
+    kind, _, pattern = matcher.partition(":")
+    if kind not in set(SubjectKind):
+        return ""
+    found = {subject.name for m in memberships() for subject in (m.child, m.parent) if subject.kind == kind}
+    if any(fnmatchcase(name, pattern) for name in found):
+        return ""
+    like = get_close_matches(pattern, found, MOST_NAMED) or sorted(found)[:MOST_NAMED]
+    others = f" and {len(found) - len(like)} more" if len(found) > len(like) else ""
+    listed = f" Known: {', '.join(like)}{others}." if like else ""
+    return f"No known {kind} matches {pattern[:100]!r}: it mutes nothing until one does.{listed}"
 
 
 def namespaces_of_matcher(matcher: str) -> tuple[str, ...]:

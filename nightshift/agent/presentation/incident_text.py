@@ -103,7 +103,7 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
     for step in incident.history:
         note = f" · {step.note}" if step.note else ""
         parts.append(
-            Text(f"{clock_time(step.at_s)}  {step.after.replace('_', ' ')} ({step.by}){note}", style="dim")
+            Text(f"{clock_time(step.at_s)}  {step.heading.replace('_', ' ')} ({step.by}){note}", style="dim")
         )
     return Group(*parts)
 

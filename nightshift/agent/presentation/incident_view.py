@@ -13,7 +13,7 @@ from nightshift.agent.incidents.rollouts import VersionChange
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.summary import sentence_of
 from nightshift.agent.store.diagnosis import FACTS, SERIES, Evidence
-from nightshift.agent.store.incident import Incident, IncidentState, entered_s, taken_on
+from nightshift.agent.store.incident import ASIDES, Incident, IncidentState, entered_s, taken_on
 from nightshift.agent.units import clock_time, duration, gpu_hours, sentence
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -95,7 +95,7 @@ def peers(subject: Subject, inventory: Inventory, at_s: float) -> list[Subject]:
 
 def chart_marks(incident: Incident, changes: Iterable[VersionChange]) -> list[tuple[float, str]]:
     """What the charts of an incident are marked with: each step of its history, and versions that changed."""
-    steps = [(step.at_s, sentence(step.after).lower()) for step in incident.history]
+    steps = [(step.at_s, sentence(step.heading).lower()) for step in incident.history]
     versions = [(change.at_s, f"{change.component} changed") for change in changes]
     return sorted([*steps, *versions], key=lambda mark: mark[0])
 
@@ -228,7 +228,7 @@ def _proposed(incident: Incident) -> tuple[str, str]:
 
 
 def _since(incident: Incident) -> tuple[str, str]:
-    last = incident.history[-1] if incident.history else None
+    last = next((step for step in reversed(incident.history) if step.cause not in ASIDES), None)
     if last is None:
         return sentence(incident.state), ""
     return f"{sentence(last.after)}, {clock_time(last.at_s)}", sentence(last.cause)

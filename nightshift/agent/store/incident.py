@@ -179,6 +179,11 @@ class HistoryStep:
     by: str
     note: str = ""
 
+    @property
+    def heading(self) -> str:
+        """The state that it led to; of a remark, which moves nothing, what it remarks."""
+        return self.cause if self.cause in REMARKS else self.after
+
 
 @dataclass(frozen=True, slots=True)
 class StoredFinding:

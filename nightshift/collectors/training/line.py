@@ -691,8 +691,9 @@ def _of_no_year(match: re.Match[str], now_s: float) -> float | None:
 _NCCL_RANK = re.compile(r"\[rank(\d{1,6})\]|\bRank (\d{1,6})\b", re.IGNORECASE)
 _NCCL_GROUP = re.compile(r"\[PG (?:ID )?(\d{1,9})(?: PG GUID [^\s(]*)? ?(?:\(([^)]{0,80})\))?")
 _NCCL_WORK = re.compile(
-    r"WorkNCCL\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,40})(?:, NumelIn=(\d{1,18}), NumelOut=\d{1,18})?"
-    r", Timeout\(ms\)=(\d{1,12})\)(?: ran for (\d{1,12}) milliseconds)?"
+    r"WorkNCCL\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,40})(?:, NumelIn=(\d{1,18}))?"
+    # PyTorch 2.0 has TensorShape=[…] here; a line that was cut may end anywhere
+    r"[^()\n]{0,400}(?:\(ms\)=(\d{1,12}))?\)?(?: ran for (\d{1,12}) milliseconds)?"
 )
 _NCCL_AT = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (\d{1,18})")
 _NCCL_STATUS = re.compile(

@@ -2,7 +2,7 @@
 
 It rations how people are notified (`detectors.alarms.lanes`), never incidents: every alarm opens or joins one. An
 event, and what is CERTAIN (`detectors.base`), is a fact and needs no budget; nor does a near-fact
-(`detectors.alarms.populations.is_near_fact`).
+(`detectors.alarms.lanes.is_near_fact`).
 
 The budget is split over the statistical detectors by the number of series that each watches; what one does not need
 goes to others. Each alarm has a price: the false alarms at least this strong that are to be expected per week on
@@ -17,7 +17,7 @@ found false takes one. A page is false if a person says so, or if it cleared by 
 (`agent.correlation.watch`). An unanswered page takes nothing. A detector that alarms in far more places than it
 states is noisy, and does not page until that has passed; other detectors are not affected.
 
-A rate counts where it was measured (`detectors.alarms.populations`). An alarm elsewhere does not page until the
+A rate counts where it was measured (`detectors.alarms.promise`). An alarm elsewhere does not page until the
 operator calibrates or a week of this fleet was watched.
 
 What is kept of every detector and every open alarm is saved as versioned JSON (`BudgetState`).
@@ -47,17 +47,11 @@ from nightshift.detectors.alarms.lanes import (
     can_wait,
     haste_of,
     in_lane,
+    is_near_fact,
     lane_of,
     lost_share,
 )
-from nightshift.detectors.alarms.populations import (
-    TOLERATED,
-    Unit,
-    is_near_fact,
-    population_of,
-    unmeasured,
-    upper_ends,
-)
+from nightshift.detectors.alarms.promise import TOLERATED, Unit, population_of, unmeasured, upper_ends
 from nightshift.detectors.base import CERTAIN, Finding, RateBasis, SnapshotError, State, StatedRate
 
 VERSION = 3

@@ -36,7 +36,7 @@ class Proof(StrEnum):
     FACT = "fact"
     """Hardware, kernel, Kubernetes or the job's own log says so."""
     NEAR_FACT = "near-fact"
-    """Seen rather than inferred (`populations.is_near_fact`)."""
+    """Seen rather than inferred (`is_near_fact`)."""
     RARE = "rare"
     """Statistical; so few false alarms are as strong that its detector's share of the budget allows a page."""
     COMMON = "common"
@@ -98,6 +98,15 @@ STOPS = frozenset(
     }
 )
 """Faults whose GPUs do no useful work until somebody acts."""
+NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE, Fault.LOSS_DIVERGED})
+"""What is seen rather than inferred: no step for much longer than this run's longest while its GPUs hold memory, a
+loss that is no number or has left its band for good. Where its detector was measured, it pages whatever the budget
+holds."""
+
+
+def is_near_fact(finding: Finding) -> bool:
+    """Whether an alarm is one of NEAR_FACTS, or a memory that is about to be full (`memory.leak`)."""
+    return finding.fault in NEAR_FACTS or "pages_because" in finding.facts
 
 
 def lost_share(finding: Finding) -> float:

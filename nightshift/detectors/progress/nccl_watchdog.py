@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.collectors.training.line import read_nccl_line
 from nightshift.collectors.training.workload import rank_of
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
@@ -25,11 +26,7 @@ from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
-TIMEOUT = re.compile(
-    r"(?:\[Rank (?P<rank>\d{1,6})\][^\n]{0,200})?Watchdog caught collective operation timeout: "
-    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>[A-Z_]+)[^)\n]{0,400}"
-)
-RAN = re.compile(r"ran for (?P<ms>\d{1,12}) milliseconds")
+_CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL("
 _OTHERS: tuple[tuple[str, re.Pattern[str], Severity, str], ...] = (
     (
         "dump signal",
@@ -66,7 +63,7 @@ class _Said:
     words: str
     severity: Severity
     facts: dict[str, float | str]
-    rank: str | None = None
+    rank: int | None = None
     ran_s: float = 0.0
 
 
@@ -166,15 +163,14 @@ class NcclWatchdog:
 
 def _said(text: str) -> _Said | None:
     """What a line says of a collective that does not end; None of any other line."""
-    if "Watchdog" in text and (match := TIMEOUT.search(text)) is not None:
-        ran = RAN.search(text)
-        ran_s = float(ran["ms"]) / 1000.0 if ran else 0.0
+    if _CAUGHT in text and (line := read_nccl_line(text)) is not None and line.operation is not None:
+        ran_s = line.ran_s or 0.0
         # before PyTorch 2.1 the watchdog did not number the work
-        sequence = {"sequence": float(match["seq"])} if match["seq"] else {}
-        work = f"{match['op']} number {match['seq']}" if match["seq"] else match["op"]
+        sequence: dict[str, float | str] = {} if line.work is None else {"sequence": float(line.work)}
+        work = line.operation if line.work is None else f"{line.operation} number {line.work}"
         words = f"NCCL's watchdog: {work} did not end in {ran_s:.0f} s"
-        facts = {"collective": match["op"], **sequence, "silent_s": ran_s}
-        return _Said(words, Severity.CRITICAL, facts, match["rank"], ran_s)
+        facts = {"collective": line.operation, **sequence, "silent_s": ran_s}
+        return _Said(words, Severity.CRITICAL, facts, line.rank, ran_s)
     for held, pattern, severity, words in _OTHERS:
         if held in text and (match := pattern.search(text)) is not None:
             ranks = match.groupdict().get("ranks", "").strip(" ,")
@@ -182,8 +178,8 @@ def _said(text: str) -> _Said | None:
     return None
 
 
-def _subject(record: LogRecord, rank: str | None, at_s: float, inventory: Inventory) -> Subject:
+def _subject(record: LogRecord, rank: int | None, at_s: float, inventory: Inventory) -> Subject:
     job = inventory.above(record.subject, SubjectKind.JOB, at_s)
     if record.subject.kind is SubjectKind.RANK or rank is None or job is None:
         return record.subject
-    return rank_of(job, int(rank))
+    return rank_of(job, rank)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
 from nightshift.agent.approvals.policy import Person, Role, RoleGrant
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.presentation.incident_text import incident_text
 from nightshift.agent.rca.feedback import judged
 from nightshift.agent.rca.summary import as_text, in_short, summarise
 from nightshift.agent.setup.console import build_console
@@ -48,6 +51,22 @@ def test_a_judgement_moves_nothing_and_the_later_word_of_a_person_counts(story: 
     assert (words["ada"]["right"], words["bob"]["right"]) == (False, True)
     assert words["ada"]["note"].endswith("it was the loader")
     assert case["evidence"][0]["id"] == "E1"
+
+
+def test_a_judgement_is_no_second_end_in_the_history(story: Story) -> None:
+    """The terminal and the page say what was judged, and when the incident really ended."""
+    name = story.tell()
+    story.gate.close(name, ADA, "the loader was fixed")
+    story.clock.wait_until(NOW_S + 3_600)
+    story.gate.judge(name, ADA, right=True)
+    shown = StringIO()
+    Console(file=shown, width=120).print(incident_text(story.store.incident(name), NOW_S + 3_600))
+    assert shown.getvalue().count("  resolved (ada)") == 1
+    assert shown.getvalue().count("  judged right (ada)") == 1
+    web = TestClient(build_console(story.parts, Settings()), base_url="http://127.0.0.1")
+    page = web.get(f"/incidents/{name}", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    assert page.count("<b>Resolved</b>") == 1
+    assert "<b>Judged right</b>" in page
 
 
 def test_how_long_a_fault_lasted_is_the_same_after_a_later_word(story: Story) -> None:

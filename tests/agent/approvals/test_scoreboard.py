@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.approvals.scoreboard import (
     AGREED,
+    LEVELS,
     ApprovalScore,
     Level,
     Rating,
@@ -86,6 +90,24 @@ def test_decisions_and_results_are_counted_where_they_belong(
     assert rating.level is Level.OBSERVE
     monkeypatch.setattr("nightshift.agent.approvals.scoreboard.WINDOW_S", 1.0)
     assert ratings(world, clock) == []
+
+
+def test_the_command_explains_the_levels_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the command reads by the wall clock what the test's own clock stamped
+    monkeypatch.setattr("nightshift.agent.approvals.scoreboard.WINDOW_S", 1e12)
+    world, clock = made(tmp_path)
+    once(world, clock, "approve")
+    config = tmp_path / "nightshift.yaml"
+    config.write_text(json.dumps({"store": {"url": f"sqlite:///{tmp_path}/store.sqlite"}}))
+    shown = CliRunner().invoke(command_line, ["scoreboard", "--config", str(config)])
+    assert shown.exit_code == 0
+    assert "observe: too few decisions to tell\n" in shown.output
+    assert "propose: " not in shown.output
+    assert "autonomy.required is off: " in shown.output
+
+
+def test_every_level_is_explained() -> None:
+    assert list(LEVELS) == list(Level)
 
 
 def test_what_policy_approved_by_itself_earns_nothing(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.clock import SteppedClock
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings as ConsoleSettings
 from nightshift.agent.incidents.silence import Silences
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.setup.console import build_console
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.guard import MaintenanceWindow
 from tests.agent.incidents import GPU, NODE, a_finding
@@ -107,6 +109,29 @@ def test_the_command_line_and_slacks_list_say_what_is_suppressed(tmp_path: Path)
     assert row["suppressed"] == {"until_s": 4e9, "by": "ops", "why": "maintenance: move"}
     shown = CliRunner().invoke(command_line, ["show", row["id"], "--config", str(config)])
     assert "muted: maintenance: move (ops)" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("matcher", "warning"),
+    [
+        ("node:n1", ""),
+        ("node:n*", ""),
+        ("node:n7", "Warning: No known node matches 'n7': it mutes nothing until one does. Known: n1.\n"),
+        ("pod:ml/a-0", "Warning: No known pod matches 'ml/a-0': it mutes nothing until one does.\n"),
+        ("fault:straggler", ""),
+        ("namespace:ml", ""),
+    ],
+)
+def test_a_silence_that_matches_nothing_known_says_so_and_holds(tmp_path: Path, matcher: str, warning: str) -> None:
+    """The node may be away for now."""
+    store = Store(f"sqlite:///{tmp_path}/nightshift.db", SteppedClock(NOW_S))
+    store.save_memberships(place().memberships())
+    config = tmp_path / "nightshift.yaml"
+    config.write_text(json.dumps({"state_dir": str(tmp_path)}))
+    done = CliRunner().invoke(command_line, ["silence", "add", matcher, "-r", "new fans", "-c", str(config)])
+    assert (done.exit_code, done.stderr) == (0, warning)
+    assert [silence.matcher for silence in Silences(store, SteppedClock(NOW_S)).standing()] == [matcher]
+    store.close()
 
 
 def test_a_silence_that_ends_tells_the_pager_too(tmp_path: Path) -> None:

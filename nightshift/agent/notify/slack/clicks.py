@@ -26,7 +26,7 @@ from nightshift.agent.approvals.policy import Person, must_sign_in_again
 from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher
+from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher, unmatched
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.notify.delivery import RateLimited
 from nightshift.agent.notify.ledger import Delivery, DeliveryLedger, card_key
@@ -375,7 +375,10 @@ class Desk:
             return said("/nightshift silence KIND:PATTERN 30m|2h|1d REASON, e.g. silence node:n7* 2h firmware")
         silence = self._p.suppressor.silences.add(matcher, int(amount) * _SPANS[unit], person, reason)
         until = clock_time(silence.until_s)
-        return said(f"Silence {silence.number}: muted {silence.matcher} until {until} UTC.")
+        inventory = self._p.inventory
+        places = self._p.store.load_memberships if inventory is None else inventory.memberships
+        warning = unmatched(matcher, places)
+        return said(f"Silence {silence.number}: muted {silence.matcher} until {until} UTC. {warning}".rstrip())
 
 
 def reason_view(value: str, channel: str) -> dict[str, Any]:

@@ -235,6 +235,7 @@ def test_snoozing_keeps_reminders_away(chat: Chat, to: str) -> None:
         ("approve INC-77", "there is no INC-77"),
         ("approve ../x", "is not an incident"),
         ("silence node:n* 2h firmware", "Silence 1: muted node:n*"),
+        ("silence node:typo 2h x", "No known node matches 'typo'"),
         ("silence * 2h all", "is not KIND:PATTERN"),
         ("silence node:* 2h all", "hides the next fault"),
         ("silence node:n1 99999d x", "lasts up to 30 days"),
