@@ -260,7 +260,7 @@ def figures(rows: Mapping[str, Any], fitting: int) -> dict[str, Any]:
     worst: dict[str, list[float]] = {}
     for row in right:
         by_case: dict[str, list[float]] = {}
-        for time_ in row["times"]:
+        for time_ in (*row["times"], *row.get("beside", ())):
             by_case.setdefault(time_["case"], []).append(time_["speedup"])
         worst.setdefault(row["kernel"], []).extend(min(found) for found in by_case.values())
     every = [ratio for ratios in worst.values() for ratio in ratios]
