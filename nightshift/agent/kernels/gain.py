@@ -33,13 +33,13 @@ class KernelGain:
     saved_s: float = 0.0
     saved_low_s: float = 0.0
 
-    def after(self, before: KernelGain | None) -> KernelGain:
+    def after(self, previous: KernelGain | None) -> KernelGain:
         """This one, with what was counted before it."""
-        if before is None:
+        if previous is None:
             return self
         return replace(
-            self, steps=before.steps + self.steps, saved_s=before.saved_s + self.saved_s,
-            saved_low_s=before.saved_low_s + self.saved_low_s,
+            self, steps=previous.steps + self.steps, saved_s=previous.saved_s + self.saved_s,
+            saved_low_s=previous.saved_low_s + self.saved_low_s,
         )  # fmt: skip
 
     def text(self, job: str) -> str:
@@ -74,12 +74,12 @@ class GainCount:
         self._new: dict[str, KernelGain] = {}
         self._lock = threading.Lock()
 
-    def count(self, job: str, before: KernelUse | None, use: KernelUse) -> None:
-        """One line of a rank, and the one before it."""
+    def count(self, job: str, previous: KernelUse | None, use: KernelUse) -> None:
+        """One line of a rank, and the line that it follows."""
         if not (use.gain_us and use.step_us):
             return
-        same = before is not None and before.gain_us == use.gain_us and before.used == use.used
-        steps = max(0, use.step - before.step) if before is not None and same else 0
+        same = previous is not None and previous.gain_us == use.gain_us and previous.used == use.used
+        steps = max(0, use.step - previous.step) if previous is not None and same else 0
         found = KernelGain(
             use.used, use.step_us, use.gain_us, use.gain_low_us, steps,
             steps * use.gain_us * 1e-6, steps * use.gain_low_us * 1e-6,
