@@ -11,7 +11,7 @@ from nightshift.agent.clock import Clock
 from nightshift.collectors.base import Collector, Permanent
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.collectors.seal import fingerprint
-from nightshift.controllers.action import Actuator
+from nightshift.controllers.action import ActionKind, Actuator
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.controllers.rack_actuator import RackActuator
 from nightshift.detectors.base import Detector
@@ -57,7 +57,9 @@ def build_detectors(entries: Any) -> list[Detector]:
 def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:
     """One actuator per entry of `actuators`; what drains a node drains a rack's nodes together."""
     known: dict[str, Any] = {plugin.plugin: plugin for plugin in ACTUATORS}
-    return [RackActuator(known[entry.type].from_settings(entry, now_s=clock.now_s)) for entry in entries]
+    made = [known[entry.type].from_settings(entry, now_s=clock.now_s) for entry in entries]
+    # the others as they are: whoever needs one of a kind finds it by its class
+    return [RackActuator(one) if ActionKind.DRAIN in one.kinds() else one for one in made]
 
 
 def has_nvidia_driver() -> bool:

@@ -10,19 +10,24 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+import yaml
 
+from nightshift.agent import app
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Role
-from nightshift.agent.clock import SteppedClock
+from nightshift.agent.clock import SteppedClock, WallClock
 from nightshift.agent.config_file import ConfigError
+from nightshift.agent.construct import build_actuators
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import ActionKind
 from nightshift.detectors.base import Fault, Finding, Severity, State
 from tests.agent.fleet import Exporter, values
+from tests.kubernetes_api.server import ApiServer
 
 START_S = 1_790_000_000.0
 GPU = Subject(SubjectKind.GPU, "GPU-00000001-0000-0000-0000-000000000000")
@@ -305,3 +310,20 @@ def test_a_leader_whose_store_is_away_says_so_though_nothing_is_found(
         assert time.monotonic() < deadline, app.health().reasons
         time.sleep(0.1)
     app.stop()
+
+
+def test_a_configured_cluster_for_kernel_searches_is_where_they_run(tmp_path: Path) -> None:
+    """An approved search began nowhere while the actuator came wrapped for racks, and nothing said so."""
+    config = tmp_path / "kubeconfig"
+    config.write_text(yaml.safe_dump(ApiServer().kubeconfig()))
+    given = {
+        "kubernetes": {"own": {"kubeconfig": str(config)}},
+        "actuators": [
+            {"type": "kubernetes", "access": "own"},
+            {"type": "kubernetes_kernels", "access": "own", "image": "i", "namespace": "n", "signer_secret": "s"},
+        ],
+    }
+    made = build_actuators(Settings(**given).actuators, WallClock())  # type: ignore[arg-type]
+    assert app._searches_at(made) is made[1]
+    assert app._searches_at(made[:1]) is None
+    assert ActionKind.DRAIN_RACK in made[0].kinds()

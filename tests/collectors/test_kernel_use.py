@@ -26,6 +26,23 @@ def test_every_count_of_the_line_is_read() -> None:
     assert read_use("[rank3] 12:00:01 INFO " + LINE) is not None
 
 
+def test_the_canary_s_gain_is_read_where_the_runtime_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gain = {"step_us": 60_000, "gain_us": 9_000, "gain_low_us": 8_400}
+    monkeypatch.setattr(runtime, "STATE", runtime.JobState(step=7, gain=gain))
+    found = read_use(runtime.log_line())
+    assert found is not None
+    assert (found.step_us, found.gain_us, found.gain_low_us) == (60_000, 9_000, 8_400)
+
+
+def test_a_kernel_that_is_disabled_takes_the_gain_of_its_set_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = runtime.Kernel({"problem": "softmax", "certificate": "a" * 64}, print)
+    monkeypatch.setattr(runtime, "STATE", runtime.JobState(kernels={"softmax": kernel}, gain={"gain_us": 9}))
+    runtime.disable(kernel, "demoted in the registry")
+    found = read_use(runtime.log_line())
+    assert found is not None
+    assert found.gain_us == 0
+
+
 def test_what_the_runtime_writes_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "STATE", runtime.JobState(step=7, fallbacks={"softmax: shape": 4}))
     found = read_use(runtime.log_line())

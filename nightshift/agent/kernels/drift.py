@@ -18,6 +18,8 @@ from nightshift.agent.approvals.gate import NIGHTSHIFT
 from nightshift.agent.approvals.kernel_gate import KernelGate, search
 from nightshift.agent.approvals.kernel_search import environment_text, keep_view, last_view, summary
 from nightshift.agent.approvals.policy import rule_for
+from nightshift.agent.kernels.delivery import KernelDelivery
+from nightshift.agent.kernels.gain import KernelGain, gains
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.records import dump, load
@@ -38,7 +40,8 @@ _MOST = 200
 
 @dataclass(frozen=True)
 class KernelStanding:
-    """A kernel of the registry as the daemon last saw it. environment: where its jobs run, in words."""
+    """A kernel of the registry as the daemon last saw it. environment: where its jobs run, in words; gain: what the
+    jobs' canaries measured with it, and what that saved so far."""
 
     certificate: str
     problem: str
@@ -46,6 +49,7 @@ class KernelStanding:
     evidence: Mapping[str, str]
     environment: str
     why: str = ""
+    gain: str = ""
 
 
 def standings(store: Store) -> list[KernelStanding]:
@@ -64,6 +68,7 @@ class KernelDrift:
 
     def __init__(self, gate: KernelGate, cluster: str) -> None:
         self._gate, self._cluster = gate, cluster
+        self._delivery = KernelDelivery(gate)
         self._log = structlog.get_logger("kernels")
 
     def turn(self, view: FleetView, settings: Settings) -> list[Entry]:
@@ -79,6 +84,7 @@ class KernelDrift:
             for entry in gone:
                 self._tell(entry, entry.history[-1].why, "none: a shadow check found it wrong", view.at_s)
             gone += [one for entry in registry.entries() if (one := self._hold(registry, entry, view, settings))]
+            self._delivery.turn(registry, view)
             self._keep(registry, view)
         except (RegistryError, SealError) as error:
             self._log.error("kernel registry check failed", error=str(error))
@@ -144,11 +150,12 @@ class KernelDrift:
 
     def _keep(self, registry: Registry, view: FleetView) -> None:
         """What the console shows, whichever replica serves it."""
-        rows = tuple(_standing(entry, view) for entry in registry.entries()[:_MOST])
+        gained = gains(self._gate.store)
+        rows = tuple(_standing(entry, view, gained) for entry in registry.entries()[:_MOST])
         self._gate.store.keep({_STANDING: dump(_Standings(rows)).encode()})
 
 
-def _standing(entry: Entry, view: FleetView) -> KernelStanding:
+def _standing(entry: Entry, view: FleetView, gained: Mapping[str, KernelGain]) -> KernelStanding:
     environment: JobEnvironment = environment_of(view, entry.certificate, entry.record)
     shown = summary(entry.record, environment)
     del shown["jobs run"]
@@ -156,7 +163,9 @@ def _standing(entry: Entry, view: FleetView) -> KernelStanding:
     if not why:
         why = "; ".join(map(str, promotable(entry.record, environment, CertificateState.active)))
     where = environment_text(environment) + (f" ({', '.join(environment.jobs[:5])})" if environment.jobs else "")
-    return KernelStanding(entry.certificate, entry.problem, entry.state.value, shown, where, why)
+    held = {job: one for job, one in sorted(gained.items()) if entry.certificate[:16] in one.certificates}
+    gain = "; ".join(one.text(job) for job, one in list(held.items())[:5])
+    return KernelStanding(entry.certificate, entry.problem, entry.state.value, shown, where, why, gain)
 
 
 def _order(entry: Entry) -> dict[str, str | bool | int]:

@@ -47,7 +47,7 @@ from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.trigger import Settings, asked_for
 
-EVERY_S = 30.0
+EVERY_S = 10.0
 _LATE_S = 3600.0
 _MOST_REFUSALS = 10
 _LEDGER = "kernel-ledger/"

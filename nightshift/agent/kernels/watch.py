@@ -21,12 +21,13 @@ import structlog
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
 from nightshift.agent.clock import Clock
 from nightshift.agent.kernels.drift import LINE_S, WEEK_S, KernelDrift, case_text
+from nightshift.agent.kernels.gain import GainCount
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.kernel_use import KernelUse, read_use
 from nightshift.controllers.action import Action
 from nightshift.kernels.certification.evidence import FleetView, JobReport
-from nightshift.kernels.profile.gradients import searches_of
+from nightshift.kernels.profile.gradients import PLACED, searches_of
 from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
 from nightshift.kernels.profile.roofline import Peaks
 from nightshift.kernels.profile.trigger import AGAIN_DAYS, Decision, Settings, Stake, decide
@@ -35,7 +36,7 @@ _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
 # A bound on what waits: a trace that does not fit is skipped and said, since its job writes further ones.
 _WAITING = 8
 _SUBJECTS = 100_000
-TURN_S = 30.0
+TURN_S = 10.0
 """Between two looks at the kernels in use (s)."""
 
 
@@ -58,6 +59,7 @@ class KernelWatch:
         self._heard_s: dict[Subject, float] = {}
         self._turned_s = -math.inf
         self._drift = KernelDrift(gate, cluster)
+        self._gains = GainCount(gate.store)
         self._gate = gate
         self._inventory = inventory
         self._clock = clock
@@ -139,6 +141,7 @@ class KernelWatch:
         if subject in self.uses or len(self.uses) < _SUBJECTS:
             self.uses[subject] = use
             self._heard_s[subject] = self._clock.now_s()
+            self._gains.count(self._job(subject).name, before, use)
 
     def close(self) -> None:
         """Ends the thread after what it has taken up."""
@@ -199,6 +202,7 @@ class KernelWatch:
         while (item := self._waiting.get()) is not None:
             try:
                 if isinstance(item, FleetView):
+                    self._gains.keep()
                     self._drift.turn(item, self.settings)
                 else:
                     self.consider(*item)
@@ -223,8 +227,9 @@ def _joined(ranks: Sequence[JobReport]) -> JobReport:
 
 
 def order(hotspot: Hotspot) -> dict[str, str | bool | int]:
-    """What the search's pod is told: which kernel, on which case, whether the step needs its gradient, and among
-    how many searches the time is divided: a product's gradients are two products."""
+    """What the search's pod is told: which kernel (a job's file has a place for it), on which case, whether the
+    step needs its gradient, and among how many searches the time is divided: a product's gradients are two."""
     sizes, backward = timed_sizes(hotspot), hotspot.backward_s > 0.0
-    case, count = case_text(hotspot.dtype, sizes), len(searches_of(hotspot.problem, sizes, backward))
-    return {"kernel": hotspot.problem, "case": case, "backward": backward, "searches": count}
+    kernel = PLACED.get(hotspot.problem, hotspot.problem)
+    case, count = case_text(hotspot.dtype, sizes), len(searches_of(kernel, sizes, backward))
+    return {"kernel": kernel, "case": case, "backward": backward, "searches": count}

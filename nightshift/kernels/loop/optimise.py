@@ -49,6 +49,7 @@ from nightshift.kernels.ops.families import families_of
 from nightshift.kernels.ops.problems import BY_NAME, named
 from nightshift.kernels.problem import Case, Problem, ProblemError
 from nightshift.kernels.profile.casts import cast_problems, copies_gain
+from nightshift.kernels.profile.gradients import PLACED
 from nightshift.kernels.profile.hotspots import Hotspot, Profile
 from nightshift.kernels.profile.hotspots import profile as read_profile
 from nightshift.kernels.profile.pattern import BIASED
@@ -60,8 +61,6 @@ from nightshift.kernels.regions.author import attempted, region_author
 TINY = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
 ON_CPU = Ladder((TINY,), INTERPRETER, Request(INTERPRETER, None))
 """Without a GPU: tiny shapes on Triton's interpreter. Times are of the interpreter and mean nothing."""
-PLACED = {"rmsnorm_residual": "rmsnorm"}
-"""What a job's file computes of an operation that it has no place for as a whole."""
 FIT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
 
 

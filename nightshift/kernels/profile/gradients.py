@@ -1,4 +1,5 @@
-"""What a hot operation's gradients are, as far as a search takes them up too. Without torch, for the daemon."""
+"""What a search for a hot operation takes up: of a sum and its norm the norm, and the gradients. Without torch, for
+the daemon."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Mapping
 
 WEIGHT_GRADIENT = "linear_weight_gradient"
 LINEAR = ("linear", "linear_bias")
+PLACED = {"rmsnorm_residual": "rmsnorm"}
+"""What a job's file computes of an operation that it has no place for as a whole; of the same sizes."""
 
 
 def products_of(problem: str, sizes: Mapping[str, int]) -> list[tuple[str, dict[str, int]]]:

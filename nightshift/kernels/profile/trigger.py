@@ -49,8 +49,8 @@ class Settings(BaseModel):
     )
     registry: Path | None = Field(
         None,
-        description="Folder of the kernel registry. The daemon demotes kernels there whose environment changed; "
-        "none: no kernel is demoted by itself",
+        description="Folder of the kernel registry. The daemon promotes and demotes kernels there; "
+        "none: people do it by command",
     )
 
 

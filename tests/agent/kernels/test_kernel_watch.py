@@ -109,6 +109,13 @@ def test_the_plan_says_what_the_pod_is_told_and_is_not_asked_for_twice(
     assert watch.consider(RECORDED, job).propose
 
 
+def test_of_a_sum_and_its_norm_the_norm_is_searched_for_which_a_job_has_a_place() -> None:
+    """Llama's hottest operation; a kernel of both would come into no job."""
+    norm = next(h for h in profile(RECORDED).hotspots if h.problem == "rmsnorm")
+    told = order(replace(norm, problem="rmsnorm_residual"))
+    assert told == order(norm)
+
+
 def test_a_product_s_search_takes_its_gradients_up_within_the_same_hours(
     gate: KernelGate, clock: ManualClock
 ) -> None:

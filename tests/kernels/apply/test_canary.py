@@ -90,6 +90,12 @@ def test_it_keeps_what_makes_the_step_faster(world: Any, gains: dict[str, float]
     assert "canary keeps" in told[-1]
     if kept:
         assert seconds["gain"] == pytest.approx(1.0 / (1.0 - sum(gains[n] for n in kept & gains.keys())) - 1.0)
+        said = one.state.gain
+        assert said["gain_us"] == pytest.approx((seconds["none"] - seconds["kept"]) * 1e6, abs=2)
+        assert 0 < said["gain_low_us"] <= said["gain_us"]
+        assert said["step_us"] == round(seconds["kept"] * 1e6)
+    else:
+        assert one.state.gain == {}, "the log line states no gain"
 
 
 def test_kernels_that_no_step_called_are_named_with_what_was_left_to_torch_and_not_kept(world: Any) -> None:

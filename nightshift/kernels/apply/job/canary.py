@@ -64,6 +64,7 @@ def canary(
 
     def finish(kernels: Kernels) -> dict[str, float]:
         _use(kernels)
+        STATE.gain = _gain_us(seconds) if kernels else {}
         torch._dynamo.reset()  # what was compiled for other sets holds memory
         STATE.log(
             f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {', '.join(given) or 'none'}"
@@ -224,6 +225,16 @@ def _in_turns(sets: Mapping[str, Kernels], turns: int, reader: _Reading) -> dict
         for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
             readings[label].append(reader.timed({}) if label == "none" else reader.tried(sets[label]))
     return readings
+
+
+def _gain_us(seconds: Mapping[str, float]) -> dict[str, int]:
+    """The log line's figures: a step with the set that stays, and how much longer torch alone takes (µs)."""
+    kept = seconds["kept"] * 1e6
+    return {
+        "step_us": round(kept),
+        "gain_us": round(kept * seconds["gain"]),
+        "gain_low_us": round(kept * seconds["gain_low"]),
+    }
 
 
 def over_none(readings: dict[str, list[float]]) -> dict[str, tuple[float, float]]:

@@ -114,6 +114,8 @@ class JobState:
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
     regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
     rewritten: what passes changed in compiled regions, without a kernel, by the name of the pass.
+    gain: what the canary measured of the kernels in use, as the log line says it (µs); empty where it kept none, or
+    one of them was disabled since: it measured them together.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class JobState:
     outdated: bool = False
     widths: set[torch.Size] = field(default_factory=set)
     rewritten: Counter[str] = field(default_factory=Counter)
+    gain: dict[str, int] = field(default_factory=dict)
 
 
 STATE = JobState()
@@ -174,6 +177,7 @@ def in_use(problem: str) -> Kernel | None:
 def disable(kernel: Kernel, reason: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
     kernel.disabled = reason
+    STATE.gain = {}
     # what a pass put into a graph asks no guard again; all other regions guard on `in_use`
     STATE.outdated = STATE.outdated or kernel.problem in PASSED
     STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {reason}; torch computes it now")
@@ -235,13 +239,15 @@ def _figures() -> dict[str, int | str]:
         "shadow_checks": sum(k.shadow_checks for k in kernels),
         "shadow_mismatches": sum(k.shadow_mismatches for k in kernels),
         "demoted": sum(bool(k.disabled) for k in kernels),
+        **STATE.gain,
         **({"rank": rank} if rank.isdecimal() else {}),
     }
 
 
 def log_line() -> str:
     """`nightshift kernels: step=… applied=… calls=… fallbacks=… shadow_checks=… shadow_mismatches=… demoted=…`, the
-    machine, and the certificates that are used and unused (16 digits of each)."""
+    canary's `step_us=… gain_us=… gain_low_us=…` where it kept kernels, the machine, and the certificates that are
+    used and unused (16 digits of each)."""
     kernels = STATE.kernels.values()
     text = "nightshift kernels: " + " ".join(f"{key}={value}" for key, value in _figures().items())
     used = [k.certificate[:16] for k in kernels if not k.disabled]
