@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -253,7 +253,7 @@ def forwarded(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             laid = _call(made.graph, aten.clone.default, turned)
         laid.meta["val"] = torch.empty(turned.meta["val"].shape, dtype=turned.meta["val"].dtype, device="meta")
         laid.meta[LAID] = True
-        around = [d * (k - 1) - p for d, k, p in zip(dilation, shape[2:], padding, strict=True)]
+        around = [d * (k - 1) - p for d, k, p in _by_dimension(dilation, shape[2:], padding)]
         node.args = (source, laid, bias, stride, around, dilation, False, [0] * len(around), 1)
     return made
 
@@ -261,9 +261,15 @@ def forwarded(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def is_forwarded(node: Node) -> bool:
     """Whether a convolution is a transposed one that another can stand for."""
     _, weight, _, stride, padding, dilation, transposed, beyond, groups = node.args
-    reach = [d * (k - 1) for d, k in zip(dilation, weight.meta["val"].shape[2:], strict=True)]  # type: ignore
-    whole = set(stride) == {1} and not any(beyond) and all(map(int.__ge__, reach, padding))  # type: ignore
-    return bool(transposed and groups == 1 and whole)
+    sizes = weight.meta["val"].shape[2:]  # type: ignore[union-attr]
+    inside = all(d * (k - 1) >= p for d, k, p in _by_dimension(dilation, sizes, padding))
+    return bool(transposed and groups == 1 and set(stride) == {1} and not any(beyond) and inside)  # type: ignore
+
+
+def _by_dimension(dilation: Any, sizes: Sequence[int], padding: Any) -> Iterator[tuple[int, int, int]]:
+    """A convolution's (dilation, size, padding) along each dimension: one number is written for all alike."""
+    dilation, padding = (list(given) * (len(sizes) if len(given) == 1 else 1) for given in (dilation, padding))
+    return zip(dilation, sizes, padding, strict=True)
 
 
 def _channels_last(graph: torch.fx.Graph, node: Node) -> Node:

@@ -205,3 +205,13 @@ def test_digits_that_follow_each_other_are_one() -> None:
 def test_what_has_no_graph_is_said_in_torchs_words() -> None:
     with pytest.raises(GraphError, match=r"torch\.export"):
         captured(lambda x: x[x > 0].sum() if bool((x > 0).any()) else x, drawn((3, 3)))
+
+
+def test_a_convolution_whose_padding_is_one_number_is_turned_round() -> None:
+    def turned(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w, None, 1, (1,))
+
+    given = drawn((2, 6, 5, 5), (6, 8, 3, 3))
+    made = graph.forwarded(captured(turned, given))
+    assert "aten.flip.default" in {str(node.target) for node in made.graph.nodes}
+    torch.testing.assert_close(made(*given)[0], turned(*given))
