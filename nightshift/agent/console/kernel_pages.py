@@ -16,7 +16,7 @@ from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.console.site import Site
-from nightshift.agent.kernels.drift import standings
+from nightshift.agent.kernels.delivery import standings
 from nightshift.agent.kernels.runner import ledger_of
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.tour import NEWEST_RUN

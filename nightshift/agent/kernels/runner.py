@@ -34,7 +34,7 @@ from nightshift.agent.approvals.kernel_search import (
     fleet_view,
 )
 from nightshift.agent.approvals.policy import rule_for
-from nightshift.agent.kernels.drift import WEEK_S, case_text
+from nightshift.agent.kernels.delivery import WEEK_S, case_text
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys

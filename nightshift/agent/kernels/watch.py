@@ -1,5 +1,5 @@
 """Looks at new profiler traces and, where policy says that a kernel search would pay, proposes one to people; and
-looks whether the kernels in use still run where they were certified (`agent.kernels.drift`).
+looks whether the kernels in use still run where they were certified (`agent.kernels.delivery`).
 
 The collector of traces tells of each new one by a log line; the file is profiled in a thread of its own, so that no
 look at the fleet waits for it, or for the registry's folder. Nothing is searched here: what comes out is a plan of
@@ -20,7 +20,7 @@ import structlog
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
 from nightshift.agent.clock import Clock
-from nightshift.agent.kernels.drift import LINE_S, WEEK_S, KernelDrift, case_text
+from nightshift.agent.kernels.delivery import LINE_S, WEEK_S, KernelDrift, case_text
 from nightshift.agent.kernels.gain import GainCount
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

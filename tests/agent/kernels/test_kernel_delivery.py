@@ -11,7 +11,7 @@ import structlog
 
 from nightshift.agent.approvals.kernel_gate import KernelProposal, ProposalState, promotion
 from nightshift.agent.approvals.kernel_search import evidence
-from nightshift.agent.kernels.drift import standings
+from nightshift.agent.kernels.delivery import standings
 from nightshift.agent.kernels.gain import gains
 from nightshift.kernels.apply.bundle import FILE
 from nightshift.kernels.certification.evidence import UNKNOWN

@@ -15,7 +15,7 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
 from nightshift.agent.approvals.kernel_search import evidence, fleet_view
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
-from nightshift.agent.kernels.drift import LINE_S, standings
+from nightshift.agent.kernels.delivery import LINE_S, standings
 from nightshift.agent.kernels.watch import TURN_S, KernelWatch
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Instant, LogRecord

@@ -20,7 +20,7 @@ from benchmarks.kernels_daemon_loop import text_of
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, ProposalState
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
-from nightshift.agent.kernels.drift import standings
+from nightshift.agent.kernels.delivery import standings
 from nightshift.agent.kernels.gain import gains
 from nightshift.agent.kernels.runner import KernelRunner, ledger_of
 from nightshift.agent.kernels.watch import TURN_S, KernelWatch
