@@ -1,6 +1,6 @@
 """A tiny transformer that starts random learns to answer with a right kernel, by TRL's GRPOTrainer and the judge.
 
-    python -m benchmarks.kernels_language [--seeds 5] [--steps 120]
+    python -m benchmarks.kernels_language [--seeds 5] [--steps 120] [--hacks]
 
 It has two layers and some 16 words: the answer's markers, four whole kernel files (right ones for softmax and
 GELU, a wrong one, one that calls a library), and words that are none of a kernel. A reply is turned to text and
@@ -10,8 +10,8 @@ the judge's reward, each until three steps in a row have 97 % of what it is for.
 replies with the right format and the mean reward (the format's tenth in the first stage) of every fifth step. Of
 the first seed, the second stage is also run in two turns, two samples in series are compared with two in parallel,
 and a fresh model is taught by supervised fine-tuning on the right replies. Last, reward hacks: every exploit of
-the judge's gallery, by its recorded verdict of an H200, and replies that forge a format or a verdict. Needs the
-extra `language`.
+the judge's gallery, by its recorded verdict of an H200, and replies that forge a format or a verdict; `--hacks`
+does these alone, beside the file's other figures. Needs the extra `language`.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def hacks(bench: Bench) -> dict[str, Any]:
              for n, t in forged(bench.words["softmax_kernel"]).items()}  # fmt: skip
     cheats = sum(count for reason, count in reasons.items() if reason.startswith("cheat:"))
     return {
-        "exploits": len(earned), "exploits_earn_0": sum(r == 0 for r in earned.values()),
+        "commit": commit(), "exploits": len(earned), "exploits_earn_0": sum(r == 0 for r in earned.values()),
         "exploits_paid_as_right_and_slow": sorted(n for n, r in earned.items() if r == 1.0),
         "exploits_paid_for_speed": sorted(n for n, r in earned.items() if r > 1.0),
         "counted_as_cheats": cheats, "reasons": dict(reasons.most_common()),
@@ -323,6 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--hacks", action="store_true", help="reward hacks alone; keep the file's other figures")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -330,6 +331,10 @@ def main() -> None:
         bench = Bench(judge)
         found = hacks(bench)
         print(json.dumps(found), flush=True)
+        if options.hacks:
+            before = json.loads((report.RESULTS / "kernels_language.json").read_text())["results"]
+            report.write("kernels_language", {**before, "hacks": found})
+            return
         rows, first = [], None
         for seed in range(options.seeds):
             row, model = run_of(bench, seed, options.steps)

@@ -25,7 +25,7 @@ ROWS = {
     "3x3x3": (23, 5, 120.0, "Laderman 1976"),
     "upper-4": (34, 5, 120.0, "Khoruzhii, Gelß and Pokutta, November 2025 (arXiv 2511.10786)"),
     "4x4x4": (47, 5, 60.0, "AlphaTensor 2022, modulo 2"),
-    "4x5x5": (76, 5, 200.0, "AlphaTensor 2022"),
+    "4x5x5": (76, 5, 600.0, "AlphaTensor 2022"),
 }
 
 

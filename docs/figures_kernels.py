@@ -536,7 +536,8 @@ TABLES = (
             Row("forged replies that earn 0", "results/hacks",
                 lambda x: f"{x['forged_replies_earn_0']} of {x['forged_replies']}", "all"),
         ),
-        "The words are whole files: what is shown is that format, judge, reward and trainer work together.",
+        "The words are whole files: what is shown is that format, judge, reward and trainer work together. "
+        "`evict_last` asks L2 to keep its rows, as honest kernels do.",
     ),
     Table(
         "Hypotheses on learning to write kernels",

@@ -3,10 +3,11 @@
 The prompt and the answer's markers are those of the author (`kernels.generate.llm`), so that what is learnt is what
 a search uses. The reward is the judge's: `kernels.lab.reward`, without its stage of 0.1. A reply without a kernel
 earns 0, and so does every refusal: of known cheats half are found merely wrong, and a reward for those would pay
-them. Refusals are counted by their reason. A model that does not know the format yet learns it in a stage before,
-which pays 0.1 for the format alone and knows no verdict. Turns are credited as
-Kevin does (arXiv 2507.11948): a kernel earns its own reward and, discounted, those of the kernels that refined it;
-each turn is a sample of its own, with the conversation before it as its prompt. Nothing here imports TRL.
+them. A right kernel with variables that outlive a call earns 0 too (`kernels.lab.device_state`). Refusals are
+counted by their reason. A model that does not know the format yet learns it in a stage before, which pays 0.1 for
+the format alone and knows no verdict. Turns are credited as Kevin does (arXiv 2507.11948): a kernel earns its own
+reward and, discounted, those of the kernels that refined it; each turn is a sample of its own, with the
+conversation before it as its prompt. Nothing here imports TRL.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Outcome, Proposal, Task
 from nightshift.kernels.generate.llm import BEGIN, END, ReplyError, feedback, kernel_of, messages
 from nightshift.kernels.judge.verdict import FIT, Status, Verdict
+from nightshift.kernels.lab.device_state import device_state
 from nightshift.kernels.lab.reward import FORMAT, Answer, reward_of, within
 from nightshift.kernels.loop.ledger import read_candidate_of, read_run
 from nightshift.kernels.ops.problems import named
@@ -30,6 +32,9 @@ from nightshift.kernels.problem import Case
 
 DISCOUNT = 0.4
 """Of a later turn's reward (Kevin's)."""
+
+STATE = "state between calls"
+"""How a kernel is counted that is right and has variables for its next call."""
 
 Message = dict[str, str]
 Judged = Callable[[Candidate, Task], Verdict]
@@ -54,14 +59,18 @@ def prompts(tasks: Sequence[Task], history: Sequence[Outcome] = ()) -> list[dict
 
 
 def lessons(run: Path, task: Task) -> list[dict[str, Any]]:
-    """Rows for supervised fine-tuning: what a search's ledger kept, oldest first. Raises LedgerError."""
+    """Rows for supervised fine-tuning: what a search's ledger kept and the reward would pay, oldest first. Raises
+    LedgerError."""
     _, lines = read_run(run)
     rows = []
     for line in lines:
         if line.decision == "keep" and line.problem == task.problem.name and line.case == task.case.to_json():
-            source = read_candidate_of(run, line.candidate_sha256).source
+            candidate = read_candidate_of(run, line.candidate_sha256)
+            if device_state(candidate):
+                continue
             (row,) = prompts([task])
-            rows.append({**row, "completion": [{"role": "assistant", "content": f"{BEGIN}\n{source}\n{END}"}]})
+            answer = f"{BEGIN}\n{candidate.source}\n{END}"
+            rows.append({**row, "completion": [{"role": "assistant", "content": answer}]})
     return rows
 
 
@@ -88,8 +97,8 @@ class KernelReward:
     """The reward function, by TRL's convention: called with completions and the data set's columns, as lists.
 
     judge: a verdict of one candidate. baseline_s: of a verdict, seconds of its fastest baseline. counts: replies
-    without a kernel, cheats and other refusals by their reason, and kernels found right. Raises RewardError where
-    the judge raises or hangs."""
+    without a kernel, cheats and other refusals by their reason, kernels found right, and those with STATE. Raises
+    RewardError where the judge raises or hangs."""
 
     judge: Judged
     limit_s: float = 600.0
@@ -115,6 +124,10 @@ class KernelReward:
         verdict = within(self.limit_s, lambda: self.judge(candidate, task))
         outcome = Outcome(Proposal(candidate, "llm"), verdict.status, str(verdict.reason), verdict.detail,
                           *_times(verdict))  # fmt: skip
+        if verdict.status in FIT and (names := device_state(candidate)):
+            self.counts[STATE] += 1
+            told = f"Correct, but it earns nothing: {', '.join(names)} outlive a call. Use scratch buffers."
+            return ReplyScore(0.0, True, told, verdict)
         if verdict.status in FIT:
             self.counts["right"] += 1
             baseline = min((c.baseline_s for c in verdict.comparisons), default=math.nan)

@@ -41,6 +41,13 @@ RANKS = {
 where the last step takes longest."""
 
 
+WAY = {"4x4x4": (49, 50), "4x4x5": (60, 64)}
+"""On the way to a larger format: where a walk ends, and the most with which the climb continues. A walk that ends
+as soon as it may is a poor start, and so is 4x4x4 of rank 47: hardly anything lower grows from either."""
+AGAIN = 5
+"""Further walks at a climb's end, where it is as low as any climb before."""
+
+
 class _Numbers:
     """SplitMix64, as the C has it."""
 
@@ -256,22 +263,34 @@ def search(
     steps: int = STEPS,
 ) -> Scheme:
     """The best scheme modulo 2 that climbs find within `limit_s` seconds; they end at rank `target`. A climb takes
-    one walk at each stage. Where a walk does not reach its stage's rank in RANKS, the next climb begins: the first
-    stages take little. `origin`: method, seed, seconds, steps."""
+    one walk at each stage, and AGAIN more at its end where it is as low as any before. Where a walk does not reach
+    its stage's rank in WAY or RANKS, the next climb begins: the first stages take little. `origin`: method, seed,
+    seconds, steps."""
     walk, began, total = chosen_walk(), clock(), 0
     numbers = _Numbers(seed)
     path = list(stages(format_))
     best = definition(format_, "GF(2)")
+
+    def walked(scheme: Scheme, stage: Format, goal: int) -> Scheme:
+        nonlocal total
+        made = walk(packed(scheme), goal, steps, numbers.next())
+        total += made.steps
+        origin = {"method": "flip graph", "seed": seed, "seconds": round(clock() - began, 3), "steps": total}
+        return unpacked(stage, made.bits, origin)
+
     while best.rank > target and clock() - began < limit_s:
         scheme = definition(path[0], "GF(2)")
-        for stage in path:
-            goal = target if stage == format_ else RANKS.get(str(stage), 0)
-            made = walk(packed(grown(scheme, stage)), goal, steps, numbers.next())
-            total += made.steps
-            origin = {"method": "flip graph", "seed": seed, "seconds": round(clock() - began, 3), "steps": total}
-            scheme = unpacked(stage, made.bits, origin)
-            if made.rank > goal > 0:
+        for stage in path[:-1]:
+            rank = RANKS.get(str(stage), 0)
+            goal, most = WAY.get(str(stage), (rank, rank))
+            scheme = walked(grown(scheme, stage), stage, goal)
+            if scheme.rank > most > 0:
                 break
-        if scheme.format == format_ and scheme.rank < best.rank:
-            best = scheme
+        else:
+            scheme = grown(scheme, format_)
+            for _ in range(1 + AGAIN):
+                scheme = walked(scheme, format_, target)
+                best = scheme if scheme.rank < best.rank else best
+                if scheme.rank > best.rank or best.rank <= target:
+                    break
     return check(best)
