@@ -4,7 +4,8 @@
   measured, not shipped);
 - `oracle`: the same with true durations; `oracle_without_bound`: true durations, least work first, with no bound on
   a wait: what an order that stops no job and shares no GPU could gain at all;
-- `sharing`: the rule that ships, where every queue and owner opted in to two jobs on a GPU.
+- `sharing`: the rule that ships, where every queue and owner opted in to two jobs on a GPU;
+- `backfill_again`: plain backfill of the same jobs submitted up to a second later: how far a figure moves by luck.
 
 Traces: each `muri/trace*.csv` under NIGHTSHIFT_DATA (Rivendile/Muri; all was chosen on trace 3, the others are
 for the score), and drawn ones of published shapes (looked at: even seeds). Five cuts or seeds each, of which every
@@ -82,11 +83,19 @@ def _oracle_without_bound(jobs: list[TraceJob], seed: int) -> SimulationResult:
     return knowing(Simulation(jobs, SchedulingWorld(), seed)).run(_least_work_first)
 
 
+def _backfill_again(jobs: list[TraceJob], seed: int) -> SimulationResult:
+    moved_s = np.random.default_rng((seed, 0x5EC)).uniform(0.0, 1.0, len(jobs))
+    later = [replace(job, submit_s=job.submit_s + s) for job, s in zip(jobs, moved_s.tolist(), strict=True)]
+    later.sort(key=lambda job: job.submit_s)
+    return Simulation(later, SchedulingWorld(), seed).run(backfill)
+
+
 RUNS: dict[str, Run] = {
     "ours": _within_tail(),
     "oracle": _within_tail(knows=True),
     "oracle_without_bound": _oracle_without_bound,
     "sharing": _sharing,
+    "backfill_again": _backfill_again,
 }
 FRONTIER: dict[str, Run] = {
     "share 0.85": _within_tail(order=lambda: WithinTail(share=0.85)),
@@ -95,7 +104,7 @@ FRONTIER: dict[str, Run] = {
     "from pressure 1.5": _within_tail(order=lambda: WithinTail(from_pressure=1.5)),
     "exact twin, share 0.85": _within_tail(beside=Twin, order=lambda: WithinTail(share=0.85)),
 }
-DRAWN = {name: RUNS[name] for name in ("ours", "sharing")}
+DRAWN = {name: RUNS[name] for name in ("ours", "sharing", "backfill_again")}
 
 
 def covered(jobs: Sequence[TraceJob], end_s: np.ndarray) -> dict[str, float]:

@@ -15,6 +15,7 @@ from nightshift.controllers.lab.scheduling.trace import TraceJob
 from nightshift.controllers.lab.scheduling.twin import QuickTwin
 from nightshift.controllers.lab.scheduling.within_tail import WithinTail
 from nightshift.controllers.scheduling import policies
+from nightshift.controllers.scheduling.cluster import I8, Cluster
 from nightshift.controllers.scheduling.predict import KEEP, Durations, Present
 from nightshift.controllers.scheduling.state import QueueState
 
@@ -26,11 +27,6 @@ def beside(jobs: list[TraceJob], seed: int = 0) -> Simulation:
     simulation = Simulation(jobs, SchedulingWorld(), seed)
     simulation.twin = simulation.state.twin = QuickTwin(simulation.state)
     return simulation
-
-
-def busy(seed: int, load: float = 1.5) -> list[TraceJob]:
-    """Wide gangs among many narrow jobs, more than the cluster has room for."""
-    return trace.at_load(shapes.drawn("philly", 150, seed), 64, load)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -46,43 +42,75 @@ def test_below_its_pressure_it_is_plain_backfill_job_by_job(name: str, seed: int
     assert simulation.twin.longest_wait_s == pytest.approx(float(plain.wait_s.max()), abs=1e-3)
 
 
-class _Watched:
-    """Holds every decision against what the order owes to who is due."""
+def test_the_quick_twin_learns_each_job_once_though_it_ends_some_by_prediction() -> None:
+    jobs = trace.at_load(shapes.drawn("philly", 150, 2), 64, 1.5)
+    simulation, predicted = beside(jobs, 2), set[int]()
+    twin, order = simulation.twin, WithinTail(from_pressure=0.0)
+    assert isinstance(twin, QuickTwin)
 
-    def __init__(self) -> None:
-        self.order, self.passed, self.firm = WithinTail(from_pressure=0.0), 0, 0
+    def watched(state: QueueState) -> None:
+        order(state)
+        predicted.update(twin._unlearned)
 
-    def __call__(self, state: QueueState) -> None:
-        assert state.twin is not None
-        due, queue, held = self.order.due(state), list(state.queue), self.order.held
-        assert due == sorted(due)
-        assert all(state.waited_s(job) < 0.92 * state.twin.longest_wait_s for job in set(queue) - set(due))
-        self.order(state)
-        started = [job for job in queue if job not in state.queue]
-        self.passed += any(other not in started and other < job for job in started for other in queue)
-        if held is not None and self.order.held is not None and held[0] == self.order.held[0]:
-            # who came onto the held nodes is sure to be gone in time, by its upper quantile
-            self.firm += 1
-            assert held[0] in state.queue
-            nodes = self.order.held[1]
-            late = [
-                job
-                for job in started
-                if nodes[state.cluster.held[job] // state.cluster.shape.per_node].any() and job in due
-            ]
-            assert all(state.width[job] <= state.cluster.shape.gpus for job in late)
-
-
-def test_short_work_passes_and_the_due_hold_firm_nodes() -> None:
-    jobs = busy(2)
-    watched = _Watched()
-    beside(jobs, 2).run(watched)
-    assert watched.passed > 0
-    assert watched.firm > 0
+    simulation.run(watched)
+    twin._advance(math.inf)
+    assert predicted
+    assert not twin._unlearned
+    assert set(twin.started_s) == set(range(len(jobs)))
+    assert twin._state.durations.ended == len(jobs)
 
 
 def one(number: int, submit_s: float, gpus: int, duration_s: float, user: str) -> TraceJob:
     return TraceJob(str(number), submit_s, gpus, duration_s, LOAD, user)
+
+
+class _Told:
+    """A twin that says what the test needs."""
+
+    pressure, waiting, started_s, gpus = 10.0, 0, dict[int, float](), dict[int, I8]()
+
+    def __init__(self, longest_wait_s: float) -> None:
+        self.longest_wait_s = longest_wait_s
+
+    def late(self) -> list[int]:
+        return []
+
+    def is_like(self, cluster: Cluster) -> bool:
+        return False
+
+
+def waiting(longest_wait_s: float) -> QueueState:
+    """A long job on the first node for 1,000 s; a gang of all nodes, a short and a long job wait."""
+    jobs = [
+        one(0, 0.0, 8, 4000.0, "long"),
+        one(1, 0.0, 64, 100.0, "gang"),
+        one(2, 10.0, 8, 60.0, "short"),
+        one(3, 5.0, 8, 4000.0, "long"),
+    ]
+    state = Simulation(jobs, SchedulingWorld()).state
+    for user, lasts_s in (("long", 4000.0), ("short", 60.0)) * 40:
+        state.durations.learn(user, 8, -1e6, lasts_s)
+    state.cluster.put(0, np.arange(8))
+    state.queue, state.now_s, state.twin = [1, 3, 2], 1000.0, _Told(longest_wait_s)
+    state.done_s[0] = 1000.0
+    return state
+
+
+def test_held_nodes_admit_only_who_is_gone_in_time() -> None:
+    """... by the upper quantile; before the gang is due nothing is held, and the least work goes first."""
+    state, order, begun = waiting(1001.0), WithinTail(), list[int]()
+    state.begin = lambda start: begun.append(start.job)
+    order(state)
+    assert begun == [2]
+    assert order.held is not None
+    assert order.held[0] == 1
+    assert order.held[1].all()
+
+    state, order, begun = waiting(5000.0), WithinTail(), list[int]()
+    state.begin = lambda start: begun.append(start.job)
+    order(state)
+    assert begun == [2, 3]
+    assert order.held is None
 
 
 def test_a_gang_that_is_due_gets_its_nodes_though_short_jobs_never_cease() -> None:
@@ -92,7 +120,7 @@ def test_a_gang_that_is_due_gets_its_nodes_though_short_jobs_never_cease() -> No
     jobs = sorted([*narrow, one(999, 2000.0, 64, 60.0, "gang")], key=lambda job: job.submit_s)
     at = [job.user for job in jobs].index("gang")
 
-    def never(jobs: list[TraceJob]) -> SimulationResult:
+    def without_bound(jobs: list[TraceJob]) -> SimulationResult:
         def order(state: QueueState) -> None:
             lasts_s = state.expected_s()
             for job in sorted(state.queue, key=lambda job: lasts_s[job] * float(state.width[job])):
@@ -104,7 +132,7 @@ def test_a_gang_that_is_due_gets_its_nodes_though_short_jobs_never_cease() -> No
 
     plain = Simulation(jobs, SchedulingWorld()).run(policies.backfill)
     ours = beside(jobs).run(WithinTail(from_pressure=0.0))
-    assert never(jobs).wait_s[at] > 3.0 * plain.wait_s.max()
+    assert without_bound(jobs).wait_s[at] > 3.0 * plain.wait_s.max()
     assert ours.wait_s[at] < 1.5 * plain.wait_s.max()
 
 
