@@ -102,6 +102,7 @@ FRONTIER: dict[str, Run] = {
     "share 1.0": _within_tail(order=lambda: WithinTail(share=1.0)),
     "sure 0.97": _within_tail(order=lambda: WithinTail(sure=0.97)),
     "from pressure 1.5": _within_tail(order=lambda: WithinTail(from_pressure=1.5)),
+    "from pressure 8": _within_tail(order=lambda: WithinTail(from_pressure=8.0)),
     "exact twin, share 0.85": _within_tail(beside=Twin, order=lambda: WithinTail(share=0.85)),
 }
 DRAWN = {name: RUNS[name] for name in ("ours", "sharing", "backfill_again")}
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], help="only these traces, merged into the results there are"
     )
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS, help="only these runs of a trace")
     parser.add_argument("--frontier", action="store_true", help="only other constants, on trace 3")
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
@@ -220,7 +222,12 @@ def main() -> None:
             else parts(trace.read(files[name]), SEEDS)
         )
         loads = {
-            str(load): table(cuts, load, DRAWN if is_drawn else RUNS, harder=name == "pai" and load == 0.9)
+            str(load): table(
+                cuts,
+                load,
+                {run: of for run, of in (DRAWN if is_drawn else RUNS).items() if run in given.runs},
+                harder=name == "pai" and load == 0.9,
+            )
             for load in LOADS["drawn" if is_drawn else "muri"]
         }
         results[name] = {"jobs": len(cuts[0]), "loads": loads, "summary": summary(loads)}
