@@ -1,14 +1,17 @@
 """Other orders than EASY backfill's, over it: `python -m benchmarks.scheduling_order [--only NAME…]`.
 
-- `ours`: short work first by predicted durations, without sharing (record 043: measured, not shipped);
-- `oracle`: the same with true durations; `oracle_without_patience`: and with no bound on a wait: what an order that
-  stops no job and shares no GPU could gain at all;
-- `sharing`: the rule that ships, where every queue and owner opted in to two jobs on a GPU.
+- `ours`: short work first by predicted durations within backfill's longest wait, without sharing (record 103:
+  measured, not shipped);
+- `oracle`: the same with true durations; `oracle_without_bound`: true durations, least work first, with no bound on
+  a wait: what an order that stops no job and shares no GPU could gain at all;
+- `sharing`: the rule that ships, where every queue and owner opted in to two jobs on a GPU;
+- `backfill_again`: plain backfill of the same jobs submitted up to a second later: how far a figure moves by luck.
 
 Traces: each `muri/trace*.csv` under NIGHTSHIFT_DATA (Rivendile/Muri; all was chosen on trace 3, the others are
-for the score), and drawn ones of published shapes. Five cuts or seeds each, of which every figure is given over
-backfill of the same jobs. `gap_closed`: the gain over that of the same order with true durations. `--only` merges
-into the committed file, of which only figures of the same rule are kept.
+for the score), and drawn ones of published shapes (looked at: even seeds). Five cuts or seeds each, of which every
+figure is given over backfill of the same jobs. `gap_closed`: the gain over that of the same order with true
+durations. `--frontier` plays other constants of the order on trace 3, and the exact twin as its reference. It and
+`--only` merge into the committed file, of which only figures of the same rule are kept.
 """
 
 from __future__ import annotations
@@ -24,15 +27,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import RESULTS, write
-from benchmarks.scheduling import KEPT, SOURCES, interval, parts, rule_sha256
+from benchmarks.scheduling import KEPT, interval, parts
+from benchmarks.scheduling import SOURCES as RULE
+from nightshift.controllers.lab.learnable import environment_sha256
 from nightshift.controllers.lab.scheduling import shapes, trace
 from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation, SimulationResult
 from nightshift.controllers.lab.scheduling.trace import TraceJob
-from nightshift.controllers.scheduling.policies import PATIENCE, ShortWorkFirst, Steering, backfill
+from nightshift.controllers.lab.scheduling.twin import QuickTwin, Twin
+from nightshift.controllers.lab.scheduling.within_tail import WithinTail
+from nightshift.controllers.scheduling.policies import Steering, backfill
+from nightshift.controllers.scheduling.state import QueueState
 
 NAME = "scheduling_order"
 LOADS = {"muri": (0.7, 0.9, 1.1), "drawn": (0.5, 0.9, 1.2)}
 SEEDS = 5
+SOURCES = tuple(sorted((*RULE, "lab/scheduling/within_tail.py")))
+"""Of `nightshift/controllers`, what the runs follow from (a test holds it complete)."""
 
 
 def knowing(simulation: Simulation) -> Simulation:
@@ -43,10 +53,19 @@ def knowing(simulation: Simulation) -> Simulation:
     return simulation
 
 
-def _alone(patience: float, *, knows: bool) -> Callable[[list[TraceJob], int], SimulationResult]:
+Run = Callable[[list[TraceJob], int], SimulationResult]
+
+
+def _within_tail(
+    *,
+    knows: bool = False,
+    beside: Callable[[QueueState], Twin] = QuickTwin,
+    order: Callable[[], WithinTail] = WithinTail,
+) -> Run:
     def run(jobs: list[TraceJob], seed: int) -> SimulationResult:
         simulation = Simulation(jobs, SchedulingWorld(), seed)
-        return (knowing(simulation) if knows else simulation).run(ShortWorkFirst(patience=patience))
+        simulation.twin = simulation.state.twin = beside(simulation.state)
+        return (knowing(simulation) if knows else simulation).run(order())
 
     return run
 
@@ -55,12 +74,38 @@ def _sharing(jobs: list[TraceJob], seed: int) -> SimulationResult:
     return Simulation(jobs, SchedulingWorld(), seed, twin=True).run(Steering())
 
 
-RUNS: dict[str, Callable[[list[TraceJob], int], SimulationResult]] = {
-    "ours": _alone(PATIENCE, knows=False),
-    "oracle": _alone(PATIENCE, knows=True),
-    "oracle_without_patience": _alone(float("inf"), knows=True),
+def _least_work_first(state: QueueState) -> None:
+    lasts_s = state.expected_s()
+    backfill(state, sorted(state.queue, key=lambda job: lasts_s[job] * float(state.width[job]))[: WithinTail.looks])
+
+
+def _oracle_without_bound(jobs: list[TraceJob], seed: int) -> SimulationResult:
+    return knowing(Simulation(jobs, SchedulingWorld(), seed)).run(_least_work_first)
+
+
+def _backfill_again(jobs: list[TraceJob], seed: int) -> SimulationResult:
+    moved_s = np.random.default_rng((seed, 0x5EC)).uniform(0.0, 1.0, len(jobs))
+    later = [replace(job, submit_s=job.submit_s + s) for job, s in zip(jobs, moved_s.tolist(), strict=True)]
+    later.sort(key=lambda job: job.submit_s)
+    return Simulation(later, SchedulingWorld(), seed).run(backfill)
+
+
+RUNS: dict[str, Run] = {
+    "ours": _within_tail(),
+    "oracle": _within_tail(knows=True),
+    "oracle_without_bound": _oracle_without_bound,
     "sharing": _sharing,
+    "backfill_again": _backfill_again,
 }
+FRONTIER: dict[str, Run] = {
+    "share 0.85": _within_tail(order=lambda: WithinTail(share=0.85)),
+    "share 1.0": _within_tail(order=lambda: WithinTail(share=1.0)),
+    "sure 0.97": _within_tail(order=lambda: WithinTail(sure=0.97)),
+    "from pressure 1.5": _within_tail(order=lambda: WithinTail(from_pressure=1.5)),
+    "from pressure 8": _within_tail(order=lambda: WithinTail(from_pressure=8.0)),
+    "exact twin, share 0.85": _within_tail(beside=Twin, order=lambda: WithinTail(share=0.85)),
+}
+DRAWN = {name: RUNS[name] for name in ("ours", "sharing", "backfill_again")}
 
 
 def covered(jobs: Sequence[TraceJob], end_s: np.ndarray) -> dict[str, float]:
@@ -105,11 +150,11 @@ def endless(jobs: list[TraceJob], seed: int) -> list[TraceJob]:
 HARDER = {"liars": liars, "endless": endless}
 
 
-def compared(jobs: list[TraceJob], seed: int, names: Sequence[str]) -> dict[str, Any]:
+def compared(jobs: list[TraceJob], seed: int, runs: dict[str, Run]) -> dict[str, Any]:
     """Figures of each run over those of backfill, on the same jobs."""
     plain = Simulation(jobs, SchedulingWorld(), seed)
     base = plain.run(backfill).figures()
-    found: dict[str, Any] = {name: _over(RUNS[name](jobs, seed).figures(), base) for name in names}
+    found: dict[str, Any] = {name: _over(run(jobs, seed).figures(), base) for name, run in runs.items()}
     return found | {"covered": covered(jobs, plain.end_s)}
 
 
@@ -117,19 +162,18 @@ def _over(figures: dict[str, float], base: dict[str, float]) -> dict[str, float]
     return {key: figures[key] / max(base[key], 1.0) for key in KEPT}
 
 
-def table(cuts: list[list[TraceJob]], load: float, *, is_drawn: bool, harder: bool) -> dict[str, Any]:
+def table(cuts: list[list[TraceJob]], load: float, runs: dict[str, Run], *, harder: bool = False) -> dict[str, Any]:
     played = [trace.at_load(jobs, SchedulingWorld().shape.gpus, load) for jobs in cuts]
-    names = ("ours", "sharing") if is_drawn else tuple(RUNS)
-    rows = [compared(jobs, seed, names) for seed, jobs in enumerate(played)]
-    row: dict[str, Any] = {
-        name: {key: interval([one[name][key] for one in rows]) for key in KEPT} for name in names
-    }
-    if not is_drawn:
-        gains = {name: 1.0 - row[name]["mean_jct_s"]["mean"] for name in names}
+    rows = [compared(jobs, seed, runs) for seed, jobs in enumerate(played)]
+    row: dict[str, Any] = {name: {key: interval([one[name][key] for one in rows]) for key in KEPT} for name in runs}
+    if "oracle" in runs:
+        gains = {name: 1.0 - row[name]["mean_jct_s"]["mean"] for name in runs}
         row["gap_closed"] = gains["ours"] / gains["oracle"] if gains["oracle"] > 0.01 else None
     row["covered"] = {q: interval([one["covered"][q] for one in rows]) for q in ("0.5", "0.9")}
     for case, changed in HARDER.items() if harder else ():
-        found = [compared(changed(jobs, seed), seed, ("ours",))["ours"] for seed, jobs in enumerate(played)]
+        found = [
+            compared(changed(jobs, seed), seed, {"ours": RUNS["ours"]})["ours"] for seed, jobs in enumerate(played)
+        ]
         row[case] = {key: interval([one[key] for one in found]) for key in KEPT}
     return row
 
@@ -142,7 +186,7 @@ def summary(loads: dict[str, Any]) -> dict[str, Any]:
             "mean_jct_s": round(float(np.mean([row[name]["mean_jct_s"]["mean"] for row in rows])), 4),
             "worst": {key: max(row[name][key]["worst"] for row in rows) for key in KEPT},
         }
-        for name in RUNS
+        for name in (*RUNS, *FRONTIER)
         if name in rows[0]
     } | {"gap_closed": [row.get("gap_closed") for row in rows]}
 
@@ -152,14 +196,22 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], help="only these traces, merged into the results there are"
     )
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS, help="only these runs of a trace")
+    parser.add_argument("--frontier", action="store_true", help="only other constants, on trace 3")
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
     files = {path.stem: path for path in sorted(Path(root).glob("**/muri/trace?.csv"))} if root else {}
-    names = given.only or [*files, *shapes.NAMES]
+    names = [] if given.frontier else given.only or [*files, *shapes.NAMES]
     file = RESULTS / f"{NAME}.json"
-    kept = json.loads(file.read_text())["results"] if given.only and file.exists() else {}
-    kept = kept if kept.get("rule_sha256") == rule_sha256() else {}  # figures of another rule are not kept beside
-    results = kept | {"rule_sha256": rule_sha256(), "rule_sources": list(SOURCES), "patience": PATIENCE}
+    kept = json.loads(file.read_text())["results"] if (given.only or given.frontier) and file.exists() else {}
+    rule = environment_sha256(SOURCES)
+    kept = kept if kept.get("rule_sha256") == rule else {}  # figures of another rule are not kept beside
+    results = kept | {"rule_sha256": rule, "rule_sources": list(SOURCES)}
+    if given.frontier:
+        cuts = parts(trace.read(files["trace3"]), SEEDS)
+        loads = {str(load): table(cuts, load, FRONTIER) for load in LOADS["muri"]}
+        results["frontier"] = {"loads": loads, "summary": summary(loads)}
+        write(NAME, results)
     for name in names:
         if name not in files and name not in shapes.NAMES:
             parser.error(f"--only: {', '.join([*files, *shapes.NAMES])} are there")
@@ -170,7 +222,12 @@ def main() -> None:
             else parts(trace.read(files[name]), SEEDS)
         )
         loads = {
-            str(load): table(cuts, load, is_drawn=is_drawn, harder=name == "pai" and load == 0.9)
+            str(load): table(
+                cuts,
+                load,
+                {run: of for run, of in (DRAWN if is_drawn else RUNS).items() if run in given.runs},
+                harder=name == "pai" and load == 0.9,
+            )
             for load in LOADS["drawn" if is_drawn else "muri"]
         }
         results[name] = {"jobs": len(cuts[0]), "loads": loads, "summary": summary(loads)}

@@ -143,6 +143,7 @@ SHAPED = (
     ("ours", "0.9"),
 )
 _ORDERED = json.loads((_RESULTS / "scheduling_order.json").read_text(encoding="utf-8"))["results"]
+_PLAYED_ORDERS = {name: of for name, of in _ORDERED.items() if isinstance(of, dict) and name != "frontier"}
 
 
 def _ordered(d: dict[str, Any]) -> str:
@@ -162,15 +163,31 @@ TABLES = (
         (
             *(
                 Row(f"{name}, load {load}", f"results/{name}/loads/{load}", _ordered, "≤ 0.85; –; ≤ 1.03")
-                for name, of in _ORDERED.items()
-                if isinstance(of, dict)
+                for name, of in _PLAYED_ORDERS.items()
                 for load in of["loads"]
+            ),
+            *(
+                Row(f"{name}, load {load}: {label}", f"results/{name}/loads/{load}/{run}", _over, goal)
+                for name, of in _PLAYED_ORDERS.items()
+                for load in of["loads"]
+                for run, label, goal in (
+                    ("oracle", "the same with true durations", ""),
+                    ("oracle_without_bound", "true durations, no bound on a wait", ""),
+                    ("sharing", "the rule that ships, all opted in to sharing", "≤ 0.76; –; ≤ 1.03"),
+                    ("backfill_again", "backfill, jobs submitted up to a second later", ""),
+                )
+                if run in of["loads"][load]
+            ),
+            *(
+                Row(f"trace3, load {load}: {constant}", f"results/frontier/loads/{load}/{constant}", _over)
+                for load, row in _ORDERED.get("frontier", {"loads": {}})["loads"].items()
+                for constant in row
+                if constant != "covered"
             ),
             *(
                 Row(f"{name}, load 0.9: durations within the predicted 50 % and 90 % quantile",
                     f"results/{name}/loads/0.9", _coverage)
-                for name, of in _ORDERED.items()
-                if isinstance(of, dict)
+                for name in _PLAYED_ORDERS
             ),
             *(
                 Row(f"pai, load 0.9, {label}", f"results/pai/loads/0.9/{case}", _over)

@@ -223,14 +223,14 @@ class Workloads:
         jobs = (mark or {}).get("jobs")
         return {str(job) for job in jobs} if isinstance(jobs, list) else set()
 
-    def cycle_named(self, name: str, action: Action, *, here: bool = True) -> str | None:
+    def cycle_named(self, name: str, action: Action, *, on_node: bool = True) -> str | None:
         """The same for a job that only has to leave a node: where it is gone, has ended, has left it by itself, or
         was suspended by somebody else, there is nothing of it to stop, and nothing to start."""
         job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
         if job is None or (job.ended is not None and self.marks.phase(job.object, action) != "starting"):
             return None
         untouched = self.marks.phase(job.object, action) in (None, "saving")
-        if untouched and (not here or (job.suspended and kube_jobs.workload(self._kube, job) is None)):
+        if untouched and (not on_node or (job.suspended and kube_jobs.workload(self._kube, job) is None)):
             return None
         return self.cycle(job, action)
 

@@ -194,7 +194,7 @@ class Drains:
         """What is waited for of one gang, which is `here` on the node or was; a refusal of one is kept until no
         other is left half-way."""
         try:
-            text = self._work.cycle_named(gang, action, here=here)
+            text = self._work.cycle_named(gang, action, on_node=here)
         except Permanent as error:
             return kube_nodes.Wait(str(error), refused=True)
         return None if text is None else kube_nodes.Wait(text)

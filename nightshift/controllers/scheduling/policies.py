@@ -19,8 +19,6 @@ from nightshift.controllers.scheduling.state import BOLDLY, CAREFULLY, QueueStat
 Policy = Callable[[QueueState], None]
 MOVES = 2.0
 """Other nodes are held for a late job where they are expected to be free so many times sooner."""
-PATIENCE = 0.5
-"""Of the wait of one in a hundred: the other half is for those who are due before."""
 CAREFUL = 0.7
 """Quantile of the duration by which the cost of sharing is told: long jobs share for long."""
 
@@ -35,14 +33,20 @@ def fifo(state: QueueState) -> None:
 
 
 def backfill(
-    state: QueueState, order: Sequence[int] | None = None, *, share: bool = False, closed: B1 | None = None
+    state: QueueState,
+    order: Sequence[int] | None = None,
+    *,
+    share: bool = False,
+    closed: B1 | None = None,
+    sure: Callable[[int], bool] = lambda job: False,
 ) -> None:
-    """EASY backfill along an order (none: by submission), by predicted durations. `closed`: nodes closed to all."""
+    """EASY backfill along an order (none: by submission), by predicted durations. `closed`: nodes closed to all but
+    those that are `sure` to be gone in time."""
     waiting = list(state.queue if order is None else order)
     # starts only take room away, so a width that fitted nowhere once fits nowhere in this pass; long queues are of
     # few widths. Sharing depends on the job itself, so there nothing is skipped.
-    failed: set[tuple[int, bool]] = set()
-    widest = math.inf if share else _widest(state, closed)
+    failed: set[tuple[int, bool, bool]] = set()
+    widest = math.inf if share else _widest(state)
     blocked: B1 | None = None
     until_s = math.inf
     worth = Worth(state)
@@ -50,16 +54,19 @@ def backfill(
         width = int(state.width[job])
         if width > widest and blocked is not None:
             continue
-        clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
-        if (width, clear) in failed:
+        if (width, True, True) in failed:  # nowhere at all, however short it is
             continue
-        avoid = closed if clear else _either(blocked, closed)
+        clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
+        shut = None if closed is None or sure(job) else closed
+        if (width, clear, shut is None) in failed:
+            continue
+        avoid = shut if clear else _either(blocked, shut)
         gpus = state.cluster.alone(width, avoid)
         if gpus is not None:
             state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")
         elif not (share and _joins(state, job, avoid, worth)):
             if not share:
-                failed.add((width, clear))
+                failed.add((width, clear, shut is None))
             if blocked is None:
                 until_s, blocked = _reserved(state, job, closed)
 
@@ -85,12 +92,10 @@ def _reserved(state: QueueState, job: int, taken: B1 | None) -> tuple[float, B1]
     return state.reservation(job, ends_s)
 
 
-def _widest(state: QueueState, taken: B1 | None) -> float:
+def _widest(state: QueueState) -> float:
     """More GPUs than this fit nowhere now, whatever is reserved; starts only make it less."""
-    free = state.cluster.free().sum(1)
-    if taken is not None:
-        free = np.where(taken, 0, free)
-    return math.inf if int(free.max()) == state.cluster.shape.per_node else float(free.max())
+    free = int(state.cluster.free().sum(1).max())
+    return math.inf if free == state.cluster.shape.per_node else float(free)
 
 
 @dataclass
@@ -130,48 +135,6 @@ def shortest(state: QueueState) -> None:
 def backfill_sharing(state: QueueState) -> None:
     """The baseline's order with our sharing: what co-location alone is worth."""
     backfill(state, share=True)
-
-
-@dataclass
-class ShortWorkFirst:
-    """Ours without guests: EASY backfill along another order, least expected work (s x GPUs) first
-    (`Durations.alike`).
-
-    *Patience*: no job is passed over once it has waited half as long as one in a hundred has had to, of those that
-    started and those that wait. From then on it is *due*: the due come first, as they were submitted, and the first
-    of them has EASY's reservation.
-
-    What follows from it, with L that wait of one in a hundred. The order passes a job over for L/2 at most. Then it
-    is in plain backfill's queue: only who was submitted earlier, or fits beside the reservation, starts before it.
-    What is due waits for work that was done meanwhile instead of its own, and no GPU stood idle for the order. Were
-    all due, this would be plain backfill, job by job (a property test), with plain backfill's L. Wrong predictions,
-    and owners who pass for short ones, change who goes first among those below L/2, and nothing beyond. It is no
-    bound on a single wait: durations have heavy tails, and a job once started is never stopped.
-    """
-
-    looks: int = 256
-    """Of the order so many are tried, so that a decision's cost is bounded."""
-    patience: float = PATIENCE
-
-    def __call__(self, state: QueueState) -> None:
-        backfill(state, self.order(state)[: self.looks])
-
-    def order(self, state: QueueState) -> list[int]:
-        """Who waits: by people's priority, then the due as they came, then by expected work."""
-        expected_s, due = state.expected_s(), self.due(state)
-
-        def rank(job: int) -> tuple[int, float, float]:
-            priority = -state.priority[job] if state.priority else 0
-            if job in due:
-                return priority, 0.0, float(state.submit_s[job])
-            return priority, 1.0, expected_s[job] * float(state.width[job])
-
-        return sorted(state.queue, key=rank)
-
-    def due(self, state: QueueState) -> set[int]:
-        """Who is passed over no more."""
-        patience_s = self.patience * state.long_wait_s()
-        return {job for job in state.queue if state.waited_s(job) >= patience_s}
 
 
 @dataclass
@@ -264,17 +227,23 @@ class Steering:
 
     def _hold(self, state: QueueState, job: int) -> None:
         """Keeps nodes for a late job, or the ones that it has."""
-        ends_s = state.gpu_ends_s()
-        until_s, nodes = state.reservation(job, ends_s)
-        if not math.isfinite(until_s):
-            self.held = None
-            return
-        if self.held is not None:
-            ends_s[~self.held[1]] = np.inf
-            # whoever moves gives up nodes that have been emptying for it: only for others that are free far sooner
-            if state.reservation(job, ends_s)[0] - state.now_s <= MOVES * (until_s - state.now_s):
-                return
-        self.held = (job, nodes)
+        nodes = firm_nodes(state, job, None if self.held is None else self.held[1])
+        self.held = None if nodes is None else (job, nodes)
+
+
+def firm_nodes(state: QueueState, job: int, held: B1 | None) -> B1 | None:
+    """Nodes `[nodes]` to keep for a job that does not fit: those `held` for it, or others that are expected to be
+    free so much sooner (`MOVES`). None where it fits on none."""
+    ends_s = state.gpu_ends_s()
+    until_s, nodes = state.reservation(job, ends_s)
+    if not math.isfinite(until_s):
+        return None
+    if held is not None:
+        ends_s[~held] = np.inf
+        # who moves gives up nodes that have been emptying for it: only for others that are free far sooner
+        if state.reservation(job, ends_s)[0] - state.now_s <= MOVES * (until_s - state.now_s):
+            return held
+    return nodes
 
 
 def _place_of_late(state: QueueState, job: int, taken: B1 | None) -> I8 | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -14,8 +14,6 @@ from nightshift.controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluste
 from nightshift.controllers.scheduling.interference import MEASURED, Experience
 from nightshift.controllers.scheduling.predict import Durations, Kind, Present
 
-LONG, WAITS = 0.99, 10_000
-"""A long wait is this quantile of so many, the newest, and of those that wait."""
 RUNS_ON = 0.7
 """Quantile of the duration by which a running job's end is expected (for reservations)."""
 
@@ -65,6 +63,11 @@ class BaselineTwin(Protocol):
         """Time that jobs have waited there over the work done so far: how much there is to win."""
         ...
 
+    @property
+    def longest_wait_s(self) -> float:
+        """Of all that came, until its start there or now."""
+        ...
+
     def late(self) -> list[int]:
         """Who waits here though the baseline would have started it, the earliest there first."""
         ...
@@ -106,8 +109,6 @@ class QueueState:
     """As people set it, the higher the sooner, before any order of ours; empty: all alike."""
     began_s: dict[int, float] = field(default_factory=dict)
     """When whom we started began."""
-    waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAITS))
-    """How long those that started had waited, newest last."""
     care: SharingCare = field(default_factory=SharingCare)
     _guessed: dict[int, tuple[int, float]] = field(default_factory=dict)
     _whole_s: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -121,7 +122,6 @@ class QueueState:
         self.cluster.put(job, gpus)
         self.queue.remove(job)
         self.began_s[job] = self.now_s
-        self.waits_s.append(self.waited_s(job))
         self._awaited_by = None
         self.begin(Start(job, gpus, shared, why))
 
@@ -214,11 +214,6 @@ class QueueState:
 
     def waited_s(self, job: int) -> float:
         return self.now_s - float(self.submit_s[job])
-
-    def long_wait_s(self) -> float:
-        """What one in a hundred has had to wait, and waits now."""
-        waits_s = [*self.waits_s, *(self.waited_s(job) for job in self.queue)]
-        return float(np.quantile(waits_s, LONG)) if waits_s else 0.0
 
     def expected_s(self) -> dict[int, float]:
         """Of each job that waits the duration alone (s), by those submitted beside it."""

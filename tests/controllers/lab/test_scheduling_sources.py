@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scheduling
+from benchmarks import scheduling, scheduling_order
 from nightshift.controllers.lab.learnable import CONTROLLERS
 from nightshift.controllers.lab.scheduling import learn
 
@@ -29,9 +29,10 @@ def imported(file: Path) -> set[str]:
     ("first", "listed"),
     [
         (imported(Path(scheduling.__file__)), scheduling.SOURCES),
+        (imported(Path(scheduling.__file__)) | imported(Path(scheduling_order.__file__)), scheduling_order.SOURCES),
         ({"lab/scheduling/learn.py"}, learn.SOURCES),
     ],
-    ids=["the benchmark", "training"],
+    ids=["the benchmark", "other orders", "training"],
 )
 def test_the_hash_is_of_every_module_that_is_run(first: set[str], listed: tuple[str, ...]) -> None:
     met, new = set[str](), first

@@ -38,7 +38,6 @@ STEADY = {
     "backfill": policies.backfill,
     "shortest": policies.shortest,
     "steering": policies.Steering(),
-    "short_work_first": policies.ShortWorkFirst(),
 }
 
 
@@ -113,7 +112,7 @@ class _Recorder:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["backfill", "shortest", "steering", "short_work_first"])
+@pytest.mark.parametrize("name", ["backfill", "shortest", "steering"])
 def test_no_policy_knows_a_duration_before_its_end(name: str) -> None:
     until_s = JOBS[100].submit_s
     first = Simulation(JOBS, SchedulingWorld(), twin=True)
