@@ -3,7 +3,7 @@
 The prompt and the answer's markers are those of the author (`kernels.generate.llm`), so that what is learnt is what
 a search uses. The reward is the judge's: `kernels.lab.reward`, without its stage of 0.1. A reply without a kernel
 earns 0, and so does every refusal: of known cheats half are found merely wrong, and a reward for those would pay
-them. A right kernel with variables that outlive a call earns 0 too (`kernels.lab.device_state`). Refusals are
+them. A right kernel with variables that outlive a call earns 0 too (`kernels.device_state`). Refusals are
 counted by their reason. A model that does not know the format yet learns it in a stage before, which pays 0.1 for
 the format alone and knows no verdict. Turns are credited as Kevin does (arXiv 2507.11948): a kernel earns its own
 reward and, discounted, those of the kernels that refined it; each turn is a sample of its own, with the
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.device_state import device_state
 from nightshift.kernels.generate.base import Outcome, Proposal, Task
 from nightshift.kernels.generate.llm import BEGIN, END, ReplyError, feedback, kernel_of, messages
 from nightshift.kernels.judge.verdict import FIT, Status, Verdict
-from nightshift.kernels.lab.device_state import device_state
 from nightshift.kernels.lab.reward import FORMAT, Answer, reward_of, within
 from nightshift.kernels.loop.ledger import read_candidate_of, read_run
 from nightshift.kernels.ops.problems import named

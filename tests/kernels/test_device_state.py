@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.device_state import device_state
 from nightshift.kernels.generate.base import GeneratorError, Task
 from nightshift.kernels.generate.llm import BEGIN, END
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge.gallery import Piece, read_gallery
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
-from nightshift.kernels.lab.device_state import device_state
 from nightshift.kernels.lab.language import STATE, KernelReward, lessons
 from nightshift.kernels.loop.ledger import Ledger, Line
 from nightshift.kernels.ops.families import ALL
 from nightshift.kernels.ops.problems import named
 
-GALLERY = Path(__file__).parents[1]
+GALLERY = Path(__file__).parent
 EXPLOITS = {piece.name: piece for piece in read_gallery(GALLERY / "exploits", "cuda")}
 GOOD = read_gallery(GALLERY / "good", "cuda")
 MEMO = EXPLOITS["memo_in_device_globals"].file.candidate
