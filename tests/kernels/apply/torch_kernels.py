@@ -72,7 +72,7 @@ Job = Callable[..., Any]
 
 
 def quietly(kernels: Any, model: nn.Module, **more: Any) -> Any:
-    return kernels.apply(model, log=lambda _: None, **{"shadow_every": 0, **more})
+    return kernels.apply(model, log=lambda _: None, **{"shadow_every": 0, "canary": False, **more})
 
 
 def calls(kernels: Any) -> dict[str, int]:
