@@ -1,9 +1,9 @@
-"""One rank of a job with the canary of its first steps; prints what it saw as JSON.
+"""One rank of three jobs with the canary of their first steps; prints what it saw of each as JSON.
 
-RANK=0 WORLD_SIZE=2 python first_steps_program.py FOLDER STEPS_OF_RANK_0 STEPS_OF_RANK_1
+RANK=0 WORLD_SIZE=2 python first_steps_program.py FOLDER
 
-Where both make as many steps they exchange gradients. On rank 0's clock gelu makes a step slower and the norm
-faster; on rank 1's each does the opposite.
+Where both ranks make as many steps they exchange gradients; else each goes at its own pace. On rank 0's clock gelu
+makes a step slower and the norm faster; on rank 1's each does the opposite.
 """
 
 from __future__ import annotations
@@ -23,28 +23,20 @@ from torch import nn
 
 from tests.kernels.apply.torch_kernels import SAME, N, held, of_a_file
 
+STEPS = ((60, 60), (12, 150), (60, 12))
+GAINS = {"rmsnorm": 0.1, "gelu": -0.05}
 
-def main(folder: Path, rank: int, steps: list[int]) -> dict[str, Any]:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    mine = folder / str(rank)
-    mine.mkdir()
-    kernels = of_a_file(mine, "nightshift_kernels")
-    kernels.KERNELS.extend([held("rmsnorm"), held("gelu")])
+
+def made(kernels: Any, rank: int, steps: tuple[int, int]) -> dict[str, Any]:
     clock, told = [0.0], list[str]()
-    gains = {"rmsnorm": 0.1, "gelu": -0.05}
 
     def now() -> float:
-        clock[0] += 1.0 - (1, -1)[rank] * sum(gains[name] for name in kernels.STATE.kernels)
+        clock[0] += 1.0 - (1, -1)[rank] * sum(GAINS[name] for name in kernels.STATE.kernels)
         return clock[0]
 
     kernels.host_clock = now
     model = nn.RMSNorm(N, eps=1e-6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def log(text: str) -> None:
-        told.append(text)
-        print(text, file=sys.stderr if kernels.STATE.first_steps is None else sys.stdout)
-
     kernels.apply(model, optimizer, log=told.append, shadow_every=0, log_every=0)
     sets = []
     for _ in range(steps[rank]):
@@ -55,17 +47,31 @@ def main(folder: Path, rank: int, steps: list[int]) -> dict[str, Any]:
         sets.append(sorted(kernels.STATE.kernels))
         optimizer.step()
         optimizer.zero_grad()
-    first = kernels.STATE.first_steps
-    kernels.STATE.log = print
-    return {
+    seen = {
         "sets": sets,
         "kept": sorted(kernels.STATE.kernels),
-        "running": first.running,
-        "told": told,
+        "running": kernels.STATE.first_steps.running,
         "gain": kernels.STATE.gain,
+        "told": told,
     }
+    if steps is not STEPS[-1]:
+        kernels.unapply(model)
+    kernels.STATE.log = print
+    return seen
+
+
+def main(folder: Path, rank: int) -> list[dict[str, Any]]:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    (mine := folder / str(rank)).mkdir()
+    found = []
+    for number, steps in enumerate(STEPS):
+        kernels = of_a_file(mine, f"nightshift_kernels_{number}")
+        kernels.KERNELS.extend([held("rmsnorm"), held("gelu")])
+        found.append(made(kernels, rank, steps))
+        dist.barrier()
+    return found
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(main(Path(sys.argv[1]), int(os.environ["RANK"]), [int(x) for x in sys.argv[2:4]])), flush=True)
+    print(json.dumps(main(Path(sys.argv[1]), int(os.environ["RANK"]))), flush=True)

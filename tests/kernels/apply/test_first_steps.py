@@ -312,6 +312,8 @@ def test_a_compiled_region_is_compiled_once_for_each_set_and_never_in_a_step_tha
         first = kernels.STATE.first_steps
         read = first.running and not first._due and first._plan[first._at][2]
         compiled.append((tuple(kernels.STATE.kernels), read))
+        for kernel in kernels.STATE.kernels.values():
+            kernel.calls += passed  # the pass itself is one of Inductor's
         return graph.forward
 
     step = torch.compile(model, backend=backend)
@@ -342,37 +344,31 @@ def test_where_regions_cannot_be_told_apart_nothing_is_measured_and_it_is_said(
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("steps", [(60, 60), (60, 12), (12, 150)])
-def test_two_ranks_change_sets_at_the_same_steps_and_none_waits_for_one_that_ended(
-    tmp_path: Path, steps: tuple[int, int]
-) -> None:
-    """In step by an all-reduce where both make as many; else each at its own pace, and rank 0 may end first."""
+def test_two_ranks_change_sets_at_the_same_steps_and_none_waits_for_one_that_ended(tmp_path: Path) -> None:
+    """The first job exchanges gradients; in the others each goes at its own pace: rank 0 or rank 1 ends first."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(RANKS), str(tmp_path), *map(str, steps)],
+            [sys.executable, str(RANKS), str(tmp_path)],
             env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
     try:
-        outputs = [rank.communicate(timeout=120.0) for rank in ranks]
+        outputs = [rank.communicate(timeout=180.0) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], [err[-1500:] for _, err in outputs]
-    first, second = (json.loads(out.splitlines()[0]) for out, _ in outputs)
-    if steps == (60, 60):
-        assert first["sets"] == second["sets"]
-        assert len({tuple(names) for names in first["sets"]}) > 2
-        assert first["kept"] == second["kept"] == ["rmsnorm"], "rank 1's own clock finds them all slow"
-        assert first["gain"] == second["gain"] != {}
-        assert first["running"] is second["running"] is False
-    elif steps == (60, 12):
-        assert (first["kept"], first["running"]) == (["rmsnorm"], False)
-        assert second["running"] is True
-        assert "the job ended in step 12 of its canary" in outputs[1][0]
-    else:
-        assert first["running"] is True
-        assert (second["kept"], second["running"]) == ([], False)
-        assert "the first rank did not say what to keep" in second["told"][-1]
+    together, early, late = zip(*(json.loads(out.splitlines()[0]) for out, _ in outputs), strict=True)
+    assert together[0]["sets"] == together[1]["sets"]
+    assert len({tuple(names) for names in together[0]["sets"]}) > 2
+    assert [seen["kept"] for seen in together] == [["rmsnorm"]] * 2, "rank 1's own clock says otherwise"
+    assert together[0]["gain"] == together[1]["gain"] != {}
+    assert [seen["running"] for seen in together] == [False, False]
+    assert [seen["running"] for seen in early] == [True, False]
+    assert early[1]["kept"] == []
+    assert "the first rank did not say what to keep" in early[1]["told"][-1]
+    assert [seen["running"] for seen in late] == [False, True]
+    assert late[0]["kept"] == ["rmsnorm"]
+    assert "the job ended in step 12 of its canary" in outputs[1][0]

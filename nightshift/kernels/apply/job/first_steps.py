@@ -41,7 +41,7 @@ _READ = 3
 _GLANCE = 2
 """Steps that are read in a block that decides, and in one that only proposes."""
 _MIN_GAIN = 0.002
-_RUNS = itertools.count()
+_RUNS = "_nightshift_canaries"
 Block = tuple[Sequence[str], int, int]
 """(the kernels' slots, steps that are not read, steps that are)."""
 Course = Generator[dict[str, Any], list[list[float]], None]
@@ -84,14 +84,18 @@ class FirstSteps:
         self._report, self._store, self.whole = report, store, dict(STATE.kernels)
         self._rank = 0 if store is None else torch.distributed.get_rank()
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-        self._on_gpu = first is not None and first.device.type == "cuda"
+        self._device = torch.device("cpu") if first is None else first.device
+        self._on_gpu = self._device.type == "cuda"
         self._marks: list[Any] = []
         # copies are compared with their weights in the first steps: no other step is as slow
         warm = FIRST_LOOKS + 1 if len(COPIES) else WARM
         self._course = _course(self.whole, warm, store is None) if self._rank == 0 else None
         if self._course is not None:
             next(self._course)
-        self._key = f"nightshift_kernels/{kernels_sha256()[:16]}/{next(_RUNS)}"
+        # on torch itself: another such file in this process must not read what was said of this one
+        run = getattr(torch.library, _RUNS, 0)
+        setattr(torch.library, _RUNS, run + 1)
+        self._key = f"nightshift_kernels/{kernels_sha256()[:16]}/{run}"
         self._stage, self._said, self._due = 0, "", 0
         config = torch._dynamo.config
         self._recompile_limit = config.recompile_limit
@@ -161,7 +165,7 @@ class FirstSteps:
             return
         if self._on_gpu:
             mark: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            mark.record()
+            mark.record(torch.cuda.current_stream(self._device))
             self._marks.append(mark)
         else:
             self._marks.append(host_clock())
@@ -191,7 +195,7 @@ class FirstSteps:
         if self._course is None:
             self._said = ""
             if self._on_gpu and self.steps == self._due:  # the host may be steps ahead of its GPU, and of that rank
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(self._device)
             try:
                 if self._store.check([f"{self._key}/{self._stage}"]):
                     self._said = self._store.get(f"{self._key}/{self._stage}").decode()
