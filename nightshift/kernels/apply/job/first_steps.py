@@ -104,12 +104,12 @@ class FirstSteps:
         atexit.register(self._job_ended)
         self._begin([(list(self.whole), warm, 0)])
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """All kernels are in use again, and nothing more is measured."""
         if self.running:
             self._stop()
-            STATE.log(f"nightshift kernels: canary ended after {self.steps} steps without a choice: {why}")
-            self._report.canary = f"ended without a choice: {why}"
+            STATE.log(f"nightshift kernels: canary ended after {self.steps} steps without a choice: {reason}")
+            self._report.canary = f"ended without a choice: {reason}"
         STATE.kernels.clear()
         STATE.kernels.update(self.whole)
         open_all()
