@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.kernels.apply.canary_world import NAMES, World, worlds
-from tests.kernels.apply.torch_kernels import SAME, Job, N, held
+from tests.kernels.apply.torch_kernels import SAME, Job, N, held, quietly
 
 RANKS = Path(__file__).parent / "first_steps_program.py"
 PLACES = (*NAMES, "softmax", "swiglu", "layernorm", "geglu")
@@ -254,6 +254,32 @@ def test_a_job_s_numbers_do_not_change_while_sets_change(
     assert all(why == "the canary gave it back to torch" for _, why in again.skipped)
 
 
+def test_an_optimizer_whose_step_changes_hands_counts_its_steps_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel keeps the number of the step on the host, torch in a tensor: a bias correction depends on it."""
+    torchs = made()
+    want = trained(torchs, torch.optim.AdamW(torchs.parameters(), lr=1e-2), 80)
+    kernels = job(held("adamw", mutates=[0, 2, 3]))
+    monkeypatch.setattr(kernels, "SMALLEST", 1)
+    clock = [0.0]
+
+    def now() -> float:
+        clock[0] += 1.0 - 0.1 * len(kernels.STATE.kernels)
+        return clock[0]
+
+    monkeypatch.setattr(kernels, "host_clock", now)
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    quietly(kernels, model, optimizer=optimizer, log_every=0, canary=True)
+    kernel = kernels.STATE.kernels["adamw"]
+    kernel.entry = kernels.adamw_step
+    assert trained(model, optimizer, 80) == pytest.approx(want, rel=1e-4)
+    assert not kernels.STATE.first_steps.running
+    assert 0 < kernel.calls < 3 * 72, "torch's own step ran as well"
+    assert {int(state["step"]) for state in optimizer.state.values()} == {72}
+
+
 def test_it_can_be_switched_off_and_needs_an_optimizer(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = job(held("rmsnorm"), held("gelu"))
     model, optimizer, report, _ = begun(kernels, monkeypatch, -0.1, canary=False)
@@ -331,6 +357,30 @@ def test_a_compiled_region_is_compiled_once_for_each_set_and_never_in_a_step_tha
     assert not torch.are_deterministic_algorithms_enabled()
     kernels.unapply(model)
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_inductor_makes_one_graph_for_each_set_with_its_product_or_without(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    kernels = job(held("rmsnorm"), held("linear_bias", sizes={"m": 6, "n": N, "k": N}), held("gelu"))
+    torchs = made()
+    want = trained(torchs, torch.optim.SGD(torchs.parameters(), lr=0.05), 80)
+    model, optimizer, _, _ = begun(kernels, monkeypatch, 0.1)
+    step, seen = torch.compile(model), set[tuple[bool, bool]]()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        product = next((k for k in kernels.STATE.kernels.values() if k.problem == "linear_bias"), None)
+        before = product.calls if product else 0
+        out: torch.Tensor = step(x)
+        seen.add((product is not None, product is not None and product.calls > before))
+        return out
+
+    assert trained(model, optimizer, 80, run) == pytest.approx(want, rel=1e-4)
+    assert seen == {(False, False), (True, True)}
+    assert len(kernels.STATE.kernels) == 3
 
 
 def test_where_regions_cannot_be_told_apart_nothing_is_measured_and_it_is_said(
