@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ PLACES = (*NAMES, "softmax", "swiglu", "layernorm", "geglu")
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, World]]:
-    build = worlds(tmp_path, monkeypatch)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, World]]]:
+    build, made = worlds(tmp_path, monkeypatch), list[Any]()
 
     def begun(*names: Any, **figures: Any) -> tuple[Any, World]:
         runtime, one = build(*names, **figures)
@@ -35,9 +35,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         one.report = runtime.Report()
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
         runtime.measure_first_steps(optimizer, one.report)
+        made.append(one.state.first_steps)
         return runtime, one
 
-    return begun
+    yield begun
+    for first in reversed(made):
+        first.end("the test ended")
 
 
 def ran(runtime: Any, one: World, steps: int = 60, between: Callable[[int], None] = lambda number: None) -> None:

@@ -77,10 +77,11 @@ def _store_of_ranks() -> Any:
 
 class FirstSteps:
     """Counts a job's steps, changes kernels between them, and decides. store: of a job of several ranks. whole: all
-    kernels that are on trial; running: until the choice, or `end`."""
+    kernels that are on trial; running: until the choice, or `end`; graphs: compiled before the job's first step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, report: Report, store: Any = None) -> None:
-        self.optimizer, self.running, self.steps = optimizer, True, 0
+        self.optimizer: torch.optim.Optimizer | None = optimizer  # not kept alive by what it said
+        self.running, self.steps = True, 0
         self._report, self._store, self.whole = report, store, dict(STATE.kernels)
         self._rank = 0 if store is None else torch.distributed.get_rank()
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
@@ -89,7 +90,9 @@ class FirstSteps:
         self._marks: list[Any] = []
         # copies are compared with their weights in the first steps: no other step is as slow
         warm = FIRST_LOOKS + 1 if len(COPIES) else WARM
-        self._course = _course(self.whole, warm, store is None) if self._rank == 0 else None
+        # after a second `apply` the regions of all kernels are there already
+        self.graphs = _graphs() if STATE.first_steps is None else STATE.first_steps.graphs
+        self._course = _course(self.whole, warm, store is None, self.graphs) if self._rank == 0 else None
         if self._course is not None:
             next(self._course)
         # on torch itself: another such file in this process must not read what was said of this one
@@ -217,6 +220,8 @@ class FirstSteps:
     def _decide(self, message: Mapping[str, Any]) -> None:
         kept, report = message["keep"], self._report
         self._use(kept)
+        if not self.running:
+            return
         self._stop()
         sound = not any(self.whole[name].disabled for name in kept)
         STATE.gain = gain_us(message["seconds"]) if kept and sound else {}
@@ -233,7 +238,7 @@ class FirstSteps:
         STATE.log(f"nightshift kernels: canary {report.canary}")
 
     def _stop(self) -> None:
-        self.running = False
+        self.running, self.optimizer = False, None
         self._marks.clear()
         atexit.unregister(self._job_ended)
 
@@ -252,13 +257,17 @@ def _mark_regions(passed: bool) -> None:
         torch._C._set_deterministic_algorithms(False, warn_only=not passed)
 
 
-def _course(whole: Kernels, warm: int, alone: bool) -> Course:
+def _graphs() -> int:
+    """How many graphs torch has compiled in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _course(whole: Kernels, warm: int, alone: bool, graphs: int) -> Course:
     """What the ranks are to do next, after the readings of what they did: blocks, at last what to keep."""
     before = {name: kernel.calls for name, kernel in whole.items()}
     yield {}
     every = _called_in(whole, before) if alone and not STATE.open else whole
-    # how often torch compiled anything in this process
-    is_compiled = bool(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    is_compiled = _graphs() != graphs
     fresh = WARM if is_compiled else 1
     room = LIMIT - warm - (2 * _TURNS * (_READ + 1) + 2 * (fresh - 1)) - (0 if alone else 3 * LAG)
     places = _measured_apart(every, is_compiled, (room - fresh - 1 - 2 * _GLANCE) // (fresh + _GLANCE))

@@ -82,8 +82,8 @@ def apply(
     first = STATE.first_steps
     measured: Mapping[str, Kernel] = {} if first is None or first.running else first.whole
     if first is not None and first.running:
-        first.end("apply was called again")
         optimizer = optimizer or first.optimizer
+        first.end("apply was called again")
     read_demotions()
     if lost := out_of_reach():
         report.skipped.append((DEMOTED_ENV, lost))
