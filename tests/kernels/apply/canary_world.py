@@ -32,6 +32,8 @@ class World:
     _key: Any = None
     _level: float = 1.0
     held: list[tuple[str, ...]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    report: Any = None
 
     def __post_init__(self) -> None:
         self._dice = random.Random(self.seed)
@@ -56,7 +58,7 @@ def worlds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     """Makes (a job's file, its world) of kernels' names and a World's figures."""
     path = folder / "nightshift_kernels.py"
     path.write_text(bundle([]))
-    runtime = load(path)
+    runtime = load(str(path))
 
     def build(names: tuple[str, ...] = NAMES, **given: Any) -> tuple[Any, World]:
         state = runtime.JobState(log=lambda _: None)

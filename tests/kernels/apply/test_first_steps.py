@@ -30,7 +30,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def begun(*names: Any, **figures: Any) -> tuple[Any, World]:
         runtime, one = build(*names, **figures)
         monkeypatch.setattr(runtime, "host_clock", one.clock)
-        one.told = []
         one.state.log = one.told.append
         one.report = runtime.Report()
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
