@@ -126,7 +126,7 @@ def shadowed(kernels: Any) -> dict[str, Any]:
     model = made()
     told: list[str] = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    kernels.apply(model, optimizer, shadow_every=1, log_every=1, log=told.append)
+    kernels.apply(model, optimizer, shadow_every=1, log_every=1, log=told.append, canary=False)
     got = losses(model)
     optimizer.step()
     folder = Path(os.environ["NIGHTSHIFT_KERNEL_REGISTRY"])
@@ -199,7 +199,7 @@ def trained(steps: int, kernels: Any, **more: Any) -> tuple[list[float], dict[st
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0 / (1 + n))
     if kernels is not None:
-        kernels.apply(model, optimizer, log=lambda _: None, **more)
+        kernels.apply(model, optimizer, log=lambda _: None, canary=False, **more)
     torch.manual_seed(5)
     seen = []
     for number in range(steps):

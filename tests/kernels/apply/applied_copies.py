@@ -33,7 +33,7 @@ def course(kernels: Any, forward: Any = None, disturb: Any = None, **more: Any) 
     model = Narrow()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if kernels is not None:
-        kernels.apply(model, optimizer, log=lambda _: None, log_every=0, weight_copies=True, **more)
+        kernels.apply(model, optimizer, log=lambda _: None, log_every=0, canary=False, weight_copies=True, **more)
     call, found = (forward or (lambda m: m))(model), []
     torch.manual_seed(6)
     for number in range(10):
@@ -112,7 +112,7 @@ def twice(kernels: Any, reads: list[int]) -> dict[str, Any]:
         model = Narrow()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if ours:
-            kernels.apply(model, optimizer, log=lambda _: None, log_every=0, weight_copies=True)
+            kernels.apply(model, optimizer, log=lambda _: None, log_every=0, canary=False, weight_copies=True)
         for _ in range(3):
             optimizer.zero_grad()
             given = x.clone().requires_grad_(True)

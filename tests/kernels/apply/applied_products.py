@@ -134,7 +134,9 @@ def copied(kernels: Any) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if ours:
             # no checks: a step that is checked is torch's, and leaves no copies
-            report = kernels.apply(model, optimizer, log=lambda _: None, shadow_every=0, weight_copies=True)
+            report = kernels.apply(
+                model, optimizer, log=lambda _: None, shadow_every=0, canary=False, weight_copies=True
+            )
 
         def call(given: torch.Tensor, model: nn.Module = model) -> Any:
             with torch.autocast("cpu", dtype=torch.float16):
@@ -209,7 +211,7 @@ def wide(kernels: Any) -> dict[str, Any]:
     kernels.SMALLEST = 64
     x, model = torch.randn(3, 4, K), Job()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    kernels.apply(model, optimizer, log=lambda _: None, shadow_every=0, weight_copies=True)
+    kernels.apply(model, optimizer, log=lambda _: None, shadow_every=0, canary=False, weight_copies=True)
     kernels.STATE.wide_products = True  # as on a GPU
 
     def call(given: torch.Tensor) -> Any:

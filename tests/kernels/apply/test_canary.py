@@ -4,71 +4,20 @@ from __future__ import annotations
 
 import gc
 import math
-import random
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from nightshift.kernels.apply.bundle import bundle
-from tests.kernels.apply.applied import load
-
-NAMES = ("rmsnorm", "rmsnorm_backward", "cross_entropy", "gelu")
-
-
-@dataclass
-class World:
-    """A step that takes 1 s, less what each kernel gains; noise: of each reading, drift: of each second."""
-
-    state: Any
-    gains: dict[str, float]
-    noise: float = 0.0
-    drift: float = 0.0
-    seed: int = 0
-    breaks: str = ""
-    idle: tuple[str, ...] = ()
-    now: float = 0.0
-    _key: Any = None
-    _level: float = 1.0
-    held: list[tuple[str, ...]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._dice = random.Random(self.seed)
-
-    def step(self) -> None:
-        used = tuple(self.state.kernels)
-        if self.breaks in used:
-            raise RuntimeError("does not compile")
-        for name, kernel in self.state.kernels.items():
-            kernel.calls += name not in self.idle
-        if used != self._key:  # one reading: what a recompilation and the machine's mood bring
-            self._key, self._level = used, math.exp(self._dice.gauss(0.0, self.noise))
-            self.held.append(used)
-        gain = sum(self.gains.get(name, 0.0) for name in used)
-        self.now += (1.0 - gain) * self._level * (1.0 + self.drift * self.now)
-
-    def clock(self) -> float:
-        return self.now
+from tests.kernels.apply.canary_world import NAMES, World, worlds
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, World]]:
-    path = tmp_path / "nightshift_kernels.py"
-    path.write_text(bundle([]))
-    runtime = load(path)
-
-    def build(names: tuple[str, ...] = NAMES, **given: Any) -> tuple[Any, World]:
-        state = runtime.JobState(log=lambda _: None)
-        for name in names:
-            state.kernels[name] = runtime.Kernel({"problem": name, "certificate": name}, print)
-        monkeypatch.setattr(runtime, "STATE", state)
-        return runtime, World(state, **given)
-
-    return build
+    return worlds(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

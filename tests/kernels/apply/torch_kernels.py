@@ -27,6 +27,7 @@ BODIES = {
     "swiglu": "a, b: F.silu(a) * b",
     "fused_mlp": "x, g, u, d: (F.silu(x @ g.t()) * (x @ u.t())) @ d.t()",
     "linear": "x, w: x @ w.t()",
+    "linear_bias": "x, w, b: torch.addmm(b, x, w.t())",
     "adamw": "p, g, first, second, rate, *rest: (p.sub_(rate * g.sign()), SEEN.append(p.numel()))",
     "adamw_many": "p, g, first, second, narrow, table, rate, *rest: (SEEN.append(int(table[:, 5].sum())), "
     "[p.view(-1)[a : a + n].sub_(rate * g.view(-1)[b : b + n].sign()) for a, b, _, _, _, n in table.tolist()])",
@@ -72,7 +73,7 @@ Job = Callable[..., Any]
 
 
 def quietly(kernels: Any, model: nn.Module, **more: Any) -> Any:
-    return kernels.apply(model, log=lambda _: None, **{"shadow_every": 0, **more})
+    return kernels.apply(model, log=lambda _: None, **{"shadow_every": 0, "canary": False, **more})
 
 
 def calls(kernels: Any) -> dict[str, int]:

@@ -30,6 +30,7 @@ PARTS = (
     "optimizer",
     "start",
     "canary",
+    "first_steps",
     "interface",
 )
 """Bottom first: a part imports from earlier ones only."""

@@ -54,17 +54,21 @@ def canary(
     Kernels that no step called, on no rank, are not kept: they are named in the log, with what the guards left to
     torch.
 
+    Ends the canary of the job's first steps, and begins with all kernels that those had.
+
     settle_s: untimed steps before each reading. limit_s: fewer readings where all would take longer, but no fewer
     turns than give a limit. Each set's compiled regions are compiled once and held until the end. Rank 0's choice
     counts.
     """
+    if STATE.first_steps is not None:
+        STATE.first_steps.end("another canary was called")
     given = dict(STATE.kernels)
     seconds: dict[str, float] = {}
     reader = _Reading(step, steps, rounds, settle_s, limit_s, clock)
 
     def finish(kernels: Kernels) -> dict[str, float]:
         _use(kernels)
-        STATE.gain = _gain_us(seconds) if kernels else {}
+        STATE.gain = gain_us(seconds) if kernels else {}
         torch._dynamo.reset()  # what was compiled for other sets holds memory
         STATE.log(
             f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {', '.join(given) or 'none'}"
@@ -162,8 +166,8 @@ def _called(given: Kernels, reader: _Reading, seconds: dict[str, float]) -> Kern
         why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
         idle = ", ".join(name for name in given if name not in called)
         STATE.log(f"nightshift kernels: no step called {idle}; left to torch: {why or 'nothing'}")
-    used = set().union(*of_all_ranks({_group(name) for name in called}))
-    return {name: kernel for name, kernel in given.items() if _group(name) in used}
+    used = set().union(*of_all_ranks({group_of(name) for name in called}))
+    return {name: kernel for name, kernel in given.items() if group_of(name) in used}
 
 
 def _faster_way(every: Kernels, reader: _Reading, seconds: dict[str, float]) -> float:
@@ -180,7 +184,7 @@ def _sets(
     every: Kernels, first: float, reader: _Reading, seconds: dict[str, float], min_gain: float
 ) -> tuple[dict[str, Kernels], float]:
     """(the sets to race, the noise) of readings without each kernel. first: seconds with all, before them."""
-    groups = sorted({_group(name) for name in every})
+    groups = sorted({group_of(name) for name in every})
     without = _without_each(every, groups, reader) if len(groups) > 1 else {}
     seconds |= {f"without {group}": value for group, value in without.items()}
     again = reader.tried(every) if without else first
@@ -188,8 +192,8 @@ def _sets(
     useful, harmful = as_rank_0(_judged(without, groups, first, again, noise))
     sets: dict[str, Kernels] = {}
     for label, some in (
-        ("useful", _less(every, {*groups} - {*useful})),
-        ("harmless", _less(every, harmful)),
+        ("useful", less(every, {*groups} - {*useful})),
+        ("harmless", less(every, harmful)),
         ("whole", every),
     ):
         if some and some not in sets.values():
@@ -204,12 +208,12 @@ def _without_each(every: Kernels, groups: Sequence[str], reader: _Reading) -> di
             reader.spent and reader.left_s() < statistics.mean(reader.spent) * 10
         ):  # the readings in turns matter more
             break
-        found[group] = reader.tried(_less(every, {group}))
+        found[group] = reader.tried(less(every, {group}))
     return found
 
 
-def _less(every: Kernels, groups: Collection[str]) -> Kernels:
-    return {name: kernel for name, kernel in every.items() if _group(name) not in groups}
+def less(every: Kernels, groups: Collection[str]) -> Kernels:
+    return {name: kernel for name, kernel in every.items() if group_of(name) not in groups}
 
 
 def _in_turns(sets: Mapping[str, Kernels], turns: int, reader: _Reading) -> dict[str, list[float]]:
@@ -227,7 +231,7 @@ def _in_turns(sets: Mapping[str, Kernels], turns: int, reader: _Reading) -> dict
     return readings
 
 
-def _gain_us(seconds: Mapping[str, float]) -> dict[str, int]:
+def gain_us(seconds: Mapping[str, float]) -> dict[str, int]:
     """The log line's figures: a step with the set that stays, and how much longer torch alone takes (µs)."""
     kept = seconds["kept"] * 1e6
     return {
@@ -278,7 +282,7 @@ def _judged(
     return useful, harmful
 
 
-def _group(name: str) -> str:
+def group_of(name: str) -> str:
     return name.removesuffix("_backward")
 
 

@@ -51,7 +51,9 @@ def read_demotions() -> None:
     if lost := out_of_reach():
         STATE.log(f"nightshift kernels: {lost}")
     gone = demotions()
-    for kernel in STATE.kernels.values():
+    # what a canary has taken out for these steps may come back
+    running = STATE.first_steps.whole if STATE.first_steps is not None and STATE.first_steps.running else {}
+    for kernel in {**running, **STATE.kernels}.values():
         if kernel.certificate in gone and not kernel.disabled:
             disable(kernel, "demoted in the registry")
 

@@ -3,7 +3,7 @@
     import nightshift_kernels
     report = nightshift_kernels.apply(model, optimizer=optimizer)    # before torch.compile, after moving to the GPU
     print(report)
-    nightshift_kernels.canary(train_step)                            # keeps only what makes this step faster
+    nightshift_kernels.canary(train_step)                            # searches longer for what makes it faster
     nightshift_kernels.unapply(model)                                # takes everything back
     q, k = nightshift_kernels.rotary(q, k, cos, sin)                 # in a model's own code, see there
 
@@ -14,6 +14,7 @@ multiplies), rotary embeddings in compiled regions, and torch.optim.AdamW's step
 with a constant causal mask becomes torch's causal attention. Parameters and state_dict stay as
 they are. Each call is guarded (device, dtype, shape, stride); what a guard refuses is torch's, and counted.
 Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs take them.
+The job's first 60 steps decide what stays: a kernel set that is not surely faster goes back to torch.
 All ranks use the same kernels or none. At a step boundary the counts are logged, and a kernel that was demoted is
 computed by torch from then on (compiled regions are compiled anew); so is one whose output a shadow check finds
 wrong. What a CUDA graph replays, Python does not see: there a demotion comes with the next recording, and checks
@@ -30,6 +31,7 @@ from torch import nn
 
 from nightshift.kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from nightshift.kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
+from nightshift.kernels.apply.job.first_steps import measure_first_steps
 from nightshift.kernels.apply.job.forwards import problem_of, take_back
 from nightshift.kernels.apply.job.functions import (
     SCRIPT,
@@ -61,6 +63,7 @@ def apply(
     only: Sequence[str] = (),
     compiler_launches: bool = False,
     weight_copies: bool = False,
+    canary: bool = True,
 ) -> Report:
     """Uses every certified kernel that fits; a second call changes nothing. `only`: certificates or problems.
 
@@ -69,17 +72,25 @@ def apply(
     regions launch the kernels in their own code instead of calling Python; one step in `shadow_every` does not, so
     that it can be checked. `canary` finds out which is faster. weight_copies: linear layers under autocast read
     16-bit copies that the optimiser's kernel writes along; ask for it only where nobody writes weights through
-    `.data` between two optimiser steps (it is looked for, but found late). With several ranks: call it on all of
-    them, after init_process_group.
+    `.data` between two optimiser steps (it is looked for, but found late). canary: the optimiser's first 60
+    steps are measured with and without the kernels, and what does not pay goes back to torch. With several ranks:
+    call it on all of them, after init_process_group.
     """
     report = Report(kernels_sha256=kernels_sha256())
     STATE.shadow_every, STATE.log_every, STATE.log, STATE.open = shadow_every, log_every, log, compiler_launches
     STATE.models.add(model)
+    first = STATE.first_steps
+    measured: Mapping[str, Kernel] = {} if first is None or first.running else first.whole
+    if first is not None and first.running:
+        optimizer = optimizer or first.optimizer
+        first.end("apply was called again")
     read_demotions()
     if lost := out_of_reach():
         report.skipped.append((DEMOTED_ENV, lost))
     loaded: dict[str, Kernel] = {}
-    for record, why in zip(KERNELS, objections(only, lambda record: _load(record, loaded)), strict=True):
+    returned = measured.keys() - STATE.kernels.keys()
+    for record, objection in zip(KERNELS, objections(only, lambda record: _load(record, loaded)), strict=True):
+        why = objection or ("the canary gave it back to torch" if _slot_of(record) in returned else "")
         if why:
             report.skipped.append((f"{record['problem']} {record['certificate'][:16]}", why))
         else:
@@ -109,6 +120,8 @@ def apply(
         STATE.stepping = True
         # an optimiser's step is what all jobs have: a training loop of their own marks its steps nowhere
         STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
+    if canary and optimizer is not None and STATE.kernels.keys() - measured.keys():
+        measure_first_steps(optimizer, report)
     return report
 
 
@@ -153,6 +166,9 @@ def unapply(model: nn.Module) -> int:
     """Takes everything back; the number of places that were. Functions and kernels are the process's: places in
     other models compute by torch from then on."""
     count = 0
+    if STATE.first_steps is not None:
+        STATE.first_steps.end("unapply was called")
+    STATE.first_steps = None
     for module in model.modules():
         count += take_back(module)
     count += give_functions_back()
@@ -166,6 +182,7 @@ def unapply(model: nn.Module) -> int:
     MODELS.clear()
     STATE.models.discard(model)
     STATE.kernels.clear()
+    STATE.gain = {}
     STATE.fallbacks.clear()
     return count
 
@@ -183,5 +200,8 @@ def step_boundary(step: int | None = None) -> str:
     return ""
 
 
+@torch._dynamo.disable  # type: ignore[untyped-decorator]  # an optimiser's step may be compiled
 def _after_step(*_: Any) -> None:
+    if STATE.first_steps is not None and STATE.first_steps.running:
+        STATE.first_steps.stepped()
     step_boundary()

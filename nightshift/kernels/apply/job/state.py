@@ -58,16 +58,23 @@ class ByTensor:
 
 @dataclass
 class Report:
-    """What apply did. `applied`: (where, problem, certificate); `skipped`: (what, why)."""
+    """What apply did. `applied`: (where, problem, certificate); `skipped`: (what, why).
+
+    canary: what the job's first steps said, "" where they are not measured. gains: share of a step by which it is
+    longer without a place's kernels, of the places that these steps told apart. Both come later: print it again.
+    """
 
     applied: list[tuple[str, str, str]] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     kernels_sha256: str = ""
+    canary: str = ""
+    gains: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"nightshift kernels {self.kernels_sha256[:16]}: {len(self.applied)} places use certified kernels"]
         lines += [f"  + {where}: {problem} ({certificate[:16]})" for where, problem, certificate in self.applied]
         lines += [f"  - {what}: {why}" for what, why in self.skipped]
+        lines += [f"  canary: {self.canary}"] if self.canary else []
         return "\n".join(lines)
 
 
@@ -116,6 +123,7 @@ class JobState:
     rewritten: what passes changed in compiled regions, without a kernel, by the name of the pass.
     gain: what the canary measured of the kernels in use, as the log line says it (µs); empty where it kept none, or
     one of them was disabled since: it measured them together.
+    first_steps: the canary of the job's first steps, also after its end; None before its begin.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -142,6 +150,7 @@ class JobState:
     widths: set[torch.Size] = field(default_factory=set)
     rewritten: Counter[str] = field(default_factory=Counter)
     gain: dict[str, int] = field(default_factory=dict)
+    first_steps: Any = None
 
 
 STATE = JobState()

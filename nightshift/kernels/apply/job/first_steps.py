@@ -1,0 +1,383 @@
+"""The canary that runs unless a job forbids it: the job's own first steps decide which kernels stay.
+
+`canary` runs a step that it is given, as often as it likes. Here nothing is run: the optimiser's step hook counts
+the job's steps, sets of kernels change between two of them, and marks in the GPU's own stream say how long each
+took. The host waits for the GPU at the end of a stage alone. Three stages: steps with all kernels, which compile
+and warm up; one short block without each place, which proposes a set; that set and torch alone in turns, which
+decides as `canary` does. The first steps after each change are not read: three where a set's regions are compiled.
+
+Of several ranks the first one's readings count. It leaves each stage in the job's store, and all ranks take it up
+at the same later step: no rank ever waits for another, however many steps it makes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from nightshift.kernels.apply.job.canary import STUDENT, Kernels, gain_us, group_of, less
+from nightshift.kernels.apply.job.checks import capturing
+from nightshift.kernels.apply.job.copies import COPIES, FIRST_LOOKS
+from nightshift.kernels.apply.job.names import PASSED
+from nightshift.kernels.apply.job.operators import open_all
+from nightshift.kernels.apply.job.state import STATE, Report, kernels_sha256
+
+LIMIT = 60
+"""Most steps of a job that are measured."""
+WARM = 3
+"""Steps in which regions are compiled, and CUDA graphs recorded."""
+LAG = 1
+"""Steps between the first rank's word and the one at whose end all ranks act on it."""
+_TURNS = 4
+_READ = 3
+_GLANCE = 2
+"""Steps that are read in a block that decides, and in one that only proposes."""
+_MIN_GAIN = 0.002
+_RUNS = "_nightshift_canaries"
+Block = tuple[Sequence[str], int, int]
+"""(the kernels' slots, steps that are not read, steps that are)."""
+Course = Generator[dict[str, Any], list[list[float]], None]
+
+
+def host_clock() -> float:
+    """Seconds, where no GPU is measured."""
+    return time.perf_counter()
+
+
+def measure_first_steps(optimizer: torch.optim.Optimizer, report: Report) -> None:
+    """Begins it; the report says why where it cannot be."""
+    ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
+    alone = not ranked or torch.distributed.get_world_size() == 1
+    store = None if alone else _store_of_ranks()
+    why = "" if alone or store is not None else "the ranks have no store in which to agree"
+    if torch.are_deterministic_algorithms_enabled() and any(k.problem in PASSED for k in STATE.kernels.values()):
+        why = why or "under torch's deterministic algorithms compiled regions cannot be told apart"
+    report.canary = why or f"the next {LIMIT} steps at most say which kernels stay; until then all are on trial"
+    STATE.log(f"nightshift kernels: canary: {report.canary}")
+    if not why:
+        STATE.first_steps = FirstSteps(optimizer, report, store)
+
+
+def _store_of_ranks() -> Any:
+    try:
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        return _get_default_store()
+    except (ImportError, RuntimeError, ValueError, KeyError):
+        return None
+
+
+class FirstSteps:
+    """Counts a job's steps, changes kernels between them, and decides. store: of a job of several ranks. whole: all
+    kernels that are on trial; running: until the choice, or `end`; graphs: compiled before the job's first step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, report: Report, store: Any = None) -> None:
+        self.optimizer: torch.optim.Optimizer | None = optimizer  # not kept alive by what it said
+        self.running, self.steps = True, 0
+        self._report, self._store, self.whole = report, store, dict(STATE.kernels)
+        self._rank = 0 if store is None else torch.distributed.get_rank()
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        self._device = torch.device("cpu") if first is None else first.device
+        self._on_gpu = self._device.type == "cuda"
+        self._marks: list[Any] = []
+        # copies are compared with their weights in the first steps: no other step is as slow
+        warm = FIRST_LOOKS + 1 if len(COPIES) else WARM
+        # after a second `apply` the regions of all kernels are there already
+        self.graphs = _graphs() if STATE.first_steps is None else STATE.first_steps.graphs
+        self._course = _course(self.whole, warm, store is None, self.graphs) if self._rank == 0 else None
+        if self._course is not None:
+            next(self._course)
+        # on torch itself: another such file in this process must not read what was said of this one
+        run = getattr(torch.library, _RUNS, 0)
+        setattr(torch.library, _RUNS, run + 1)
+        self._key = f"nightshift_kernels/{kernels_sha256()[:16]}/{run}"
+        self._stage, self._said, self._due = 0, "", 0
+        config = torch._dynamo.config
+        self._recompile_limit = config.recompile_limit
+        # a region holds one piece of code for each set, and past the limit it would run in eager mode
+        config.recompile_limit = self._recompile_limit + 12
+        atexit.register(self._job_ended)
+        self._begin([(list(self.whole), warm, 0)])
+
+    def end(self, reason: str) -> None:
+        """All kernels are in use again, and nothing more is measured."""
+        if self.running:
+            self._stop()
+            STATE.log(f"nightshift kernels: canary ended after {self.steps} steps without a choice: {reason}")
+            self._report.canary = f"ended without a choice: {reason}"
+        STATE.kernels.clear()
+        STATE.kernels.update(self.whole)
+        open_all()
+        torch._dynamo.config.recompile_limit = self._recompile_limit
+        if any(kernel.problem in PASSED for kernel in self.whole.values()):
+            _mark_regions(passed=True)
+
+    def stepped(self) -> None:
+        """After each step of the optimiser: one that is skipped, or accumulates gradients, is part of the next."""
+        if capturing():  # what is recorded now keeps the kernels that it has
+            return
+        self.steps += 1
+        if self._due:
+            if self.steps >= self._due:
+                self._listen()
+            return
+        self._at += 1
+        self._mark()
+        if self._at < len(self._plan):
+            self._use(self._plan[self._at][1])
+            return
+        self._due = self.steps + LAG
+        if self._course is not None:
+            self._say(self._course.send(self._readings()))
+        if self._store is None:
+            self._follow(self._said)
+
+    def _begin(self, blocks: Sequence[Block]) -> None:
+        self._plan = [
+            (number, names, at >= skip)
+            for number, (names, skip, read) in enumerate(blocks)
+            for at in range(skip + read)
+        ]
+        self._at, self._due = 0, 0
+        self._marks.clear()
+        self._mark()
+        self._use(self._plan[0][1])
+
+    def _use(self, names: Sequence[str]) -> None:
+        """A region guards on the kernels that it asked for, so that each set is compiled once."""
+        if list(STATE.kernels) == list(names):
+            return
+        STATE.kernels.clear()
+        STATE.kernels.update({name: self.whole[name] for name in names})
+        open_all()
+        if any(kernel.problem in PASSED for kernel in self.whole.values()):
+            if torch.are_deterministic_algorithms_enabled() and self.running:
+                self.end("torch's deterministic algorithms were switched on")
+            _mark_regions(any(kernel.problem in PASSED for kernel in STATE.kernels.values()))
+
+    def _mark(self) -> None:
+        if self._course is None:
+            return
+        if self._on_gpu:
+            mark: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            mark.record(torch.cuda.current_stream(self._device))
+            self._marks.append(mark)
+        else:
+            self._marks.append(host_clock())
+
+    def _readings(self) -> list[list[float]]:
+        """Seconds of the steps that are read, of each block."""
+        if self._on_gpu:
+            self._marks[-1].synchronize()
+        found: list[list[float]] = [[] for _ in range(self._plan[-1][0] + 1)]
+        for (number, _, is_read), (before, after) in zip(self._plan, itertools.pairwise(self._marks), strict=True):
+            if is_read:
+                took_s = before.elapsed_time(after) / 1e3 if self._on_gpu else after - before
+                found[number].append(max(took_s, 1e-9))  # a logarithm is taken of it
+        return found
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        """To all ranks. A store, and no collective: who has ended by then keeps nobody waiting."""
+        self._said = json.dumps(message)
+        if self._store is not None:
+            try:
+                self._store.set(f"{self._key}/{self._stage}", self._said)
+            except RuntimeError as error:
+                self._said = json.dumps({"keep": [], "text": f"the ranks' store is lost: {error}"[:200]})
+
+    def _listen(self) -> None:
+        """Takes up what the first rank said. Where ranks exchange gradients it has: it made that step before."""
+        if self._course is None:
+            self._said = ""
+            if self._on_gpu and self.steps == self._due:  # the host may be steps ahead of its GPU, and of that rank
+                torch.cuda.synchronize(self._device)
+            try:
+                if self._store.check([f"{self._key}/{self._stage}"]):
+                    self._said = self._store.get(f"{self._key}/{self._stage}").decode()
+            except RuntimeError as error:
+                self._said = json.dumps({"keep": [], "text": f"the ranks' store is lost: {error}"[:200]})
+            if not self._said and self.steps >= self._due + LIMIT:
+                self._said = json.dumps({"keep": [], "text": "the first rank did not say what to keep"})
+        if self._said:
+            self._follow(self._said)
+
+    def _follow(self, text: str) -> None:
+        message = json.loads(text)
+        self._stage += 1
+        if "keep" in message:
+            self._decide(message)
+        else:
+            self._begin(message["blocks"])
+
+    def _decide(self, message: Mapping[str, Any]) -> None:
+        kept, report = message["keep"], self._report
+        self._use(kept)
+        if not self.running:
+            return
+        self._stop()
+        sound = not any(self.whole[name].disabled for name in kept)
+        STATE.gain = gain_us(message["seconds"]) if kept and sound else {}
+        report.gains = message.get("gains", {})
+        report.canary = (
+            f"keeps {', '.join(kept) or 'none'} of {', '.join(self.whole) or 'none'} after {self.steps} steps: "
+            f"{message['text']}"
+        )
+        used = {self.whole[name].certificate for name in kept}
+        for name, kernel in self.whole.items():
+            if name not in kept:
+                report.skipped.append((f"{name} {kernel.certificate[:16]}", "the canary gave it back to torch"))
+        report.applied[:] = [place for place in report.applied if place[2] in used]
+        STATE.log(f"nightshift kernels: canary {report.canary}")
+
+    def _stop(self) -> None:
+        self.running, self.optimizer = False, None
+        self._marks.clear()
+        atexit.unregister(self._job_ended)
+
+    def _job_ended(self) -> None:
+        used = ", ".join(STATE.kernels) or "none"
+        STATE.log(
+            f"nightshift kernels: the job ended in step {self.steps} of its canary: no choice, last used: {used}"
+        )
+
+
+def _mark_regions(passed: bool) -> None:
+    """What a pass puts into a compiled region that guards on nothing; all regions guard on this flag, and while
+    deterministic algorithms are off it does nothing. To forget what was compiled instead would free the memory of
+    a CUDA graph's outputs, of a loss that the job may read next."""
+    if not torch.are_deterministic_algorithms_enabled():
+        torch._C._set_deterministic_algorithms(False, warn_only=not passed)
+
+
+def _graphs() -> int:
+    """How many graphs torch has compiled in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _course(whole: Kernels, warm: int, alone: bool, graphs: int) -> Course:
+    """What the ranks are to do next, after the readings of what they did: blocks, at last what to keep."""
+    before = {name: kernel.calls for name, kernel in whole.items()}
+    yield {}
+    every = _called_in(whole, before) if alone and not STATE.open else whole
+    is_compiled = _graphs() != graphs
+    fresh = WARM if is_compiled else 1
+    room = LIMIT - warm - (2 * _TURNS * (_READ + 1) + 2 * (fresh - 1)) - (0 if alone else 3 * LAG)
+    places = _measured_apart(every, is_compiled, (room - fresh - 1 - 2 * _GLANCE) // (fresh + _GLANCE))
+    gains: dict[str, float] = {}
+    noise = _MIN_GAIN
+    if len(places) > 1:
+        ends = (list(every), fresh if len(every) < len(whole) else 1, _GLANCE), (list(every), 1, _GLANCE)
+        middle = [(list(less(every, groups)), fresh, _GLANCE) for groups in places.values()]
+        gains, noise = _each(list(places), (yield {"blocks": [ends[0], *middle, ends[1]]}))
+    harmful = [group for place, gain in gains.items() if gain < -noise for group in places[place]]
+    chosen = less(every, harmful)
+    apart = {place: gain for place, gain in gains.items() if abs(gain) > noise}
+    if not chosen:
+        yield {"keep": [], "gains": apart, "text": _told(apart, places) if every else "no step called one"}
+        return
+    known = len(chosen) == len(every)
+    blocks: list[Block] = []
+    for turn in range(_TURNS):
+        blocks.append(([], 1 if turn else fresh, _READ))
+        blocks.append((list(chosen), 1 if turn or known else fresh, _READ))
+    # the median: a step in which the job saves or evaluates is as long as many
+    found = [statistics.median(seconds) for seconds in (yield {"blocks": blocks})]
+    yield _verdict(list(chosen), found[::2], found[1::2], apart, places)
+
+
+def _called_in(whole: Kernels, before: Mapping[str, int]) -> Kernels:
+    """Those that the warm steps called; a kernel and its gradient's count as one. The rest is named in the log."""
+    called = {group_of(name) for name, kernel in whole.items() if kernel.calls > before[name]}
+    if idle := [name for name in whole if group_of(name) not in called]:
+        why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
+        STATE.log(f"nightshift kernels: no step called {', '.join(idle)}; left to torch: {why or 'nothing'}")
+    return {name: kernel for name, kernel in whole.items() if group_of(name) in called}
+
+
+def _measured_apart(every: Kernels, is_compiled: bool, most: int) -> dict[str, list[str]]:
+    """Groups of kernels that are measured as one, by name: no more than the steps allow. In compiled regions what
+    passes put there is one: they guard on all of it together."""
+    single: dict[str, set[str]] = {}
+    for name, kernel in every.items():
+        one = "passes" if is_compiled and kernel.problem in PASSED else group_of(name)
+        single.setdefault(one, set()).add(group_of(name))
+    count = max(1, min(len(single), most))
+    # neighbours by name are often shapes of one product
+    parts = [sorted(single)[at * len(single) // count : (at + 1) * len(single) // count] for at in range(count)]
+    return {" + ".join(part): sorted(set().union(*(single[one] for one in part))) for part in parts if part}
+
+
+def _each(places: Sequence[str], readings: Sequence[Sequence[float]]) -> tuple[dict[str, float], float]:
+    """(by how much longer a step is without each place, the noise) of one block with all, one without each, and one
+    with all again."""
+    took = [min(seconds) for seconds in readings]
+    first, *without, again = took
+    spread = statistics.median(abs(math.log(seconds[0] / seconds[1])) for seconds in readings)
+    noise = max(_MIN_GAIN, abs(math.log(again / first)), 2.0 * spread)
+    found = {}
+    for number, (place, seconds_s) in enumerate(zip(places, without, strict=True), 1):
+        found[place] = seconds_s / (first + number / (len(places) + 1) * (again - first)) - 1.0
+    return found, noise
+
+
+def over_torch(none_s: Sequence[float], kept_s: Sequence[float]) -> tuple[float, float]:
+    """(log of how many times faster than torch alone, its 5 % limit) of readings in turns, torch's first, in s.
+
+    What neither the set nor an even trend over the turns explains is the noise (least squares; Frisch and Waugh
+    1933). Turns alone would take a machine that warms up for a gain, as the set is always second; were it first in
+    every other turn, two readings would follow each other without a change between them, and their noise be one.
+    """
+    logs = [math.log(seconds) for turn in zip(none_s, kept_s, strict=True) for seconds in turn]
+    when = [at - (len(logs) - 1) / 2.0 for at in range(len(logs))]
+
+    def product(a: Sequence[float], b: Sequence[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    def flat(values: Sequence[float]) -> list[float]:
+        middle = statistics.fmean(values)
+        slope = product(when, values) / product(when, when)
+        return [value - middle - slope * at for value, at in zip(values, when, strict=True)]
+
+    change, logs = flat([-1.0, 1.0] * len(none_s)), flat(logs)
+    width = product(change, change)
+    gain = -product(change, logs) / width
+    rest = sum((value + gain * by) ** 2 for value, by in zip(logs, change, strict=True))
+    error = STUDENT[0][len(logs) - 4] * math.sqrt(rest / (len(logs) - 3) / width)
+    return 2.0 * gain, 2.0 * (gain - error)
+
+
+def _verdict(
+    chosen: list[str],
+    none_s: Sequence[float],
+    kept_s: Sequence[float],
+    apart: Mapping[str, float],
+    places: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """The set stays if the 5 % limit of its ratio to torch is above 1."""
+    point, low = over_torch(none_s, kept_s)
+    none, kept = statistics.median(none_s), statistics.median(kept_s)
+    gain, gain_low = math.expm1(point), math.expm1(low)
+    wins = low > 0.0 and point > _MIN_GAIN
+    text = f"{kept * 1e3:.3f} ms a step, torch alone {none * 1e3:.3f} (gain {gain:.1%}, not below {gain_low:.1%})"
+    return {
+        "keep": chosen if wins else [],
+        "seconds": {"none": none, "kept": kept, "gain": gain, "gain_low": gain_low},
+        "gains": dict(apart),
+        "text": f"{text if wins else f'not surely faster, {text}'}; {_told(apart, places)}",
+    }
+
+
+def _told(apart: Mapping[str, float], places: Mapping[str, Sequence[str]]) -> str:
+    """Each place's own gain; those that the steps did not tell apart together."""
+    said = [f"{place} {gain:+.1%}" for place, gain in apart.items()]
+    if together := [place for place in places if place not in apart]:
+        said.append(f"measured together: {', '.join(together)}")
+    return ", ".join(said)
