@@ -29,8 +29,9 @@ PARTS = (
     "copies",
     "optimizer",
     "start",
-    "canary",
-    "first_steps",
+    "canary.readings",
+    "canary.trial",
+    "canary.first_steps",
     "interface",
 )
 """Bottom first: a part imports from earlier ones only."""

@@ -23,15 +23,15 @@ with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from nightshift.kernels.apply.job.canary.first_steps import measure_first_steps
 from nightshift.kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from nightshift.kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
-from nightshift.kernels.apply.job.first_steps import measure_first_steps
 from nightshift.kernels.apply.job.forwards import problem_of, take_back
 from nightshift.kernels.apply.job.functions import (
     SCRIPT,
@@ -87,25 +87,10 @@ def apply(
     read_demotions()
     if lost := out_of_reach():
         report.skipped.append((DEMOTED_ENV, lost))
-    loaded: dict[str, Kernel] = {}
-    returned = measured.keys() - STATE.kernels.keys()
-    for record, objection in zip(KERNELS, objections(only, lambda record: _load(record, loaded)), strict=True):
-        why = objection or ("the canary gave it back to torch" if _slot_of(record) in returned else "")
-        if why:
-            report.skipped.append((f"{record['problem']} {record['certificate'][:16]}", why))
-        else:
-            kernel = STATE.kernels[_slot_of(record)] = loaded[_slot_of(record)]
-            if kernel.eager_only:
-                where = f"{kernel.problem} {kernel.certificate[:16]} in compiled regions"
-                report.skipped.append((where, "it was not faster than torch.compile"))
+    _take_up(only, measured.keys() - STATE.kernels.keys(), report)
     open_all()
     _swap_modules(model, report)
-    if weight_copies:
-        copy_weights(model, report, SMALLEST)
-    elif COPIED in STATE.kernels and not len(COPIES):
-        # it writes copies that nobody would read
-        STATE.kernels.pop(COPIED)
-        report.skipped.append((COPIED, "weight_copies was not asked for"))
+    _copy(model, weight_copies, report)
     # a script reads sources: with our forwards on the instances it would fail or keep them
     if STATE.kernels:
         swap_function(SCRIPT, script_of)
@@ -123,6 +108,30 @@ def apply(
     if canary and optimizer is not None and STATE.kernels.keys() - measured.keys():
         measure_first_steps(optimizer, report)
     return report
+
+
+def _take_up(only: Sequence[str], returned: Collection[str], report: Report) -> None:
+    """Loads the file's kernels; the report names those that cannot be used, and why. returned: slots that a canary
+    gave back to torch."""
+    loaded: dict[str, Kernel] = {}
+    for record, objection in zip(KERNELS, objections(only, lambda record: _load(record, loaded)), strict=True):
+        why = objection or ("the canary gave it back to torch" if _slot_of(record) in returned else "")
+        if why:
+            report.skipped.append((f"{record['problem']} {record['certificate'][:16]}", why))
+        else:
+            kernel = STATE.kernels[_slot_of(record)] = loaded[_slot_of(record)]
+            if kernel.eager_only:
+                where = f"{kernel.problem} {kernel.certificate[:16]} in compiled regions"
+                report.skipped.append((where, "it was not faster than torch.compile"))
+
+
+def _copy(model: nn.Module, weight_copies: bool, report: Report) -> None:
+    if weight_copies:
+        copy_weights(model, report, SMALLEST)
+    elif COPIED in STATE.kernels and not len(COPIES):
+        # it writes copies that nobody would read
+        STATE.kernels.pop(COPIED)
+        report.skipped.append((COPIED, "weight_copies was not asked for"))
 
 
 def _find_loss(model: nn.Module) -> None:

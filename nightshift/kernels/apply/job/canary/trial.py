@@ -10,24 +10,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from nightshift.kernels.apply.job.canary.readings import Kernels, gain_us, group_of, less, over_none
 from nightshift.kernels.apply.job.names import PASSED
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
-from nightshift.kernels.apply.job.state import STATE, Kernel
-
-Kernels = dict[str, Kernel]
-STUDENT = (
-    (6.314, 2.92, 2.353, 2.132, 2.015, 1.943, 1.895),
-    (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365),
-    (19.081, 5.339, 3.74, 3.186, 2.912, 2.749, 2.642),
-)
-"""Student's t, one-sided, for 1 to 7 degrees of freedom, at 5 % over one, two and three sets that were tried."""
+from nightshift.kernels.apply.job.state import STATE
 
 
 def canary(
@@ -86,15 +79,20 @@ def canary(
         readings = _in_turns(sets, turns, reader)
     seconds |= {label: statistics.median(values) for label, values in readings.items()}
     gains = over_none(readings)
-    best = max(point for point, _ in gains.values())
-    near = [label for label in sets if gains[label][0] >= best - min_gain and math.isfinite(best)]
-    # the smallest: a kernel that wins nothing measurable is a risk without a gain
-    chosen = as_rank_0(min(near, key=lambda label: len(sets[label]), default=""))
+    chosen = _smallest_near(sets, gains, min_gain)
     point, low = gains.get(chosen, (-math.inf, -math.inf))
     seconds |= {"turns": float(len(readings["none"])), "noise": noise}
     if chosen:
         seconds |= {"gain": math.expm1(point), "gain_low": math.expm1(low), "kept": seconds[chosen]}
     return finish(sets[chosen] if as_rank_0(low > 0.0 and point > min_gain) else {})
+
+
+def _smallest_near(sets: Mapping[str, Kernels], gains: Mapping[str, tuple[float, float]], min_gain: float) -> str:
+    """The label of the smallest set that is nearly as fast as the best, as rank 0 has it; empty where none was
+    measured. A kernel that wins nothing measurable is a risk without a gain."""
+    best = max(point for point, _ in gains.values())
+    near = [label for label in sets if gains[label][0] >= best - min_gain and math.isfinite(best)]
+    return str(as_rank_0(min(near, key=lambda label: len(sets[label]), default="")))
 
 
 @dataclass
@@ -212,10 +210,6 @@ def _without_each(every: Kernels, groups: Sequence[str], reader: _Reading) -> di
     return found
 
 
-def less(every: Kernels, groups: Collection[str]) -> Kernels:
-    return {name: kernel for name, kernel in every.items() if group_of(name) not in groups}
-
-
 def _in_turns(sets: Mapping[str, Kernels], turns: int, reader: _Reading) -> dict[str, list[float]]:
     """Readings of each set and of torch alone ("none"), each turn beginning with another: a GPU that warms up
     favours no place in the order."""
@@ -229,41 +223,6 @@ def _in_turns(sets: Mapping[str, Kernels], turns: int, reader: _Reading) -> dict
         for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
             readings[label].append(reader.timed({}) if label == "none" else reader.tried(sets[label]))
     return readings
-
-
-def gain_us(seconds: Mapping[str, float]) -> dict[str, int]:
-    """The log line's figures: a step with the set that stays, and how much longer torch alone takes (µs)."""
-    kept = seconds["kept"] * 1e6
-    return {
-        "step_us": round(kept),
-        "gain_us": round(kept * seconds["gain"]),
-        "gain_low_us": round(kept * seconds["gain_low"]),
-    }
-
-
-def over_none(readings: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """Of each set (log of how many times faster than "none", its lower limit): all were read once in each turn, and
-    what neither set nor turn explains is the noise (a randomised block design, Fisher 1935)."""
-    fit = {
-        label: list(map(math.log, values)) for label, values in readings.items() if all(map(math.isfinite, values))
-    }
-    count, sets = len(fit["none"]), len(fit) - 1
-    turns = [statistics.fmean(column) for column in zip(*fit.values(), strict=True)]
-    means = {label: statistics.fmean(values) for label, values in fit.items()}
-    middle = statistics.fmean(turns)
-    rest = sum(
-        (value - means[label] - turn + middle) ** 2
-        for label, values in fit.items()
-        for value, turn in zip(values, turns, strict=True)
-    )
-    freedom = sets * (count - 1)
-    found = dict.fromkeys(readings, (-math.inf, -math.inf))
-    if freedom:
-        table = STUDENT[min(sets, len(STUDENT)) - 1]
-        error = table[min(freedom, len(table)) - 1] * math.sqrt(2.0 * rest / freedom / count)
-        found |= {label: (means["none"] - means[label], means["none"] - means[label] - error) for label in fit}
-    del found["none"]
-    return found
 
 
 def _judged(
@@ -280,10 +239,6 @@ def _judged(
         elif without.get(group, here) < (1.0 - noise) * here:
             harmful.append(group)
     return useful, harmful
-
-
-def group_of(name: str) -> str:
-    return name.removesuffix("_backward")
 
 
 def _use(kernels: Kernels) -> None:

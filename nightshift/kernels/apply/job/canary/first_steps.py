@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.canary import STUDENT, Kernels, gain_us, group_of, less
+from nightshift.kernels.apply.job.canary.readings import Kernels, gain_us, group_of, less, over_torch
 from nightshift.kernels.apply.job.checks import capturing
 from nightshift.kernels.apply.job.copies import COPIES, FIRST_LOOKS
 from nightshift.kernels.apply.job.names import PASSED
@@ -271,26 +271,42 @@ def _course(whole: Kernels, warm: int, alone: bool, graphs: int) -> Course:
     fresh = WARM if is_compiled else 1
     room = LIMIT - warm - (2 * _TURNS * (_READ + 1) + 2 * (fresh - 1)) - (0 if alone else 3 * LAG)
     places = _measured_apart(every, is_compiled, (room - fresh - 1 - 2 * _GLANCE) // (fresh + _GLANCE))
-    gains: dict[str, float] = {}
-    noise = _MIN_GAIN
-    if len(places) > 1:
-        ends = (list(every), fresh if len(every) < len(whole) else 1, _GLANCE), (list(every), 1, _GLANCE)
-        middle = [(list(less(every, groups)), fresh, _GLANCE) for groups in places.values()]
-        gains, noise = _each(list(places), (yield {"blocks": [ends[0], *middle, ends[1]]}))
+    known = len(every) == len(whole)
+    gains, noise = yield from _proposed(every, places, 1 if known else fresh, fresh)
     harmful = [group for place, gain in gains.items() if gain < -noise for group in places[place]]
     chosen = less(every, harmful)
     apart = {place: gain for place, gain in gains.items() if abs(gain) > noise}
-    if not chosen:
+    if chosen:
+        first = 1 if len(chosen) == len(every) else fresh
+        took = yield from _in_alternation(list(chosen), first, fresh)
+        yield _verdict(list(chosen), *took, apart, places)
+    else:
         yield {"keep": [], "gains": apart, "text": _told(apart, places) if every else "no step called one"}
-        return
-    known = len(chosen) == len(every)
+
+
+def _in_alternation(
+    chosen: list[str], first: int, fresh: int
+) -> Generator[dict[str, Any], list[list[float]], tuple[list[float], list[float]]]:
+    """Seconds of torch alone and of a set, by turn. first, fresh: steps that are not read before the set's and
+    before torch's first reading."""
     blocks: list[Block] = []
     for turn in range(_TURNS):
-        blocks.append(([], 1 if turn else fresh, _READ))
-        blocks.append((list(chosen), 1 if turn or known else fresh, _READ))
+        blocks += [([], 1 if turn else fresh, _READ), (chosen, 1 if turn else first, _READ)]
     # the median: a step in which the job saves or evaluates is as long as many
     found = [statistics.median(seconds) for seconds in (yield {"blocks": blocks})]
-    yield _verdict(list(chosen), found[::2], found[1::2], apart, places)
+    return found[::2], found[1::2]
+
+
+def _proposed(
+    every: Kernels, places: Mapping[str, Sequence[str]], first: int, fresh: int
+) -> Generator[dict[str, Any], list[list[float]], tuple[dict[str, float], float]]:
+    """(by how much longer a step is without each place, the noise): of one place alone nothing is asked. first,
+    fresh: steps that are not read of all kernels, and after each change."""
+    if len(places) < 2:
+        return {}, _MIN_GAIN
+    begin, end = (list(every), first, _GLANCE), (list(every), 1, _GLANCE)
+    middle = [(list(less(every, groups)), fresh, _GLANCE) for groups in places.values()]
+    return _each(list(places), (yield {"blocks": [begin, *middle, end]}))
 
 
 def _called_in(whole: Kernels, before: Mapping[str, int]) -> Kernels:
@@ -326,32 +342,6 @@ def _each(places: Sequence[str], readings: Sequence[Sequence[float]]) -> tuple[d
     for number, (place, seconds_s) in enumerate(zip(places, without, strict=True), 1):
         found[place] = seconds_s / (first + number / (len(places) + 1) * (again - first)) - 1.0
     return found, noise
-
-
-def over_torch(none_s: Sequence[float], kept_s: Sequence[float]) -> tuple[float, float]:
-    """(log of how many times faster than torch alone, its 5 % limit) of readings in turns, torch's first, in s.
-
-    What neither the set nor an even trend over the turns explains is the noise (least squares; Frisch and Waugh
-    1933). Turns alone would take a machine that warms up for a gain, as the set is always second; were it first in
-    every other turn, two readings would follow each other without a change between them, and their noise be one.
-    """
-    logs = [math.log(seconds) for turn in zip(none_s, kept_s, strict=True) for seconds in turn]
-    when = [at - (len(logs) - 1) / 2.0 for at in range(len(logs))]
-
-    def product(a: Sequence[float], b: Sequence[float]) -> float:
-        return sum(x * y for x, y in zip(a, b, strict=True))
-
-    def flat(values: Sequence[float]) -> list[float]:
-        middle = statistics.fmean(values)
-        slope = product(when, values) / product(when, when)
-        return [value - middle - slope * at for value, at in zip(values, when, strict=True)]
-
-    change, logs = flat([-1.0, 1.0] * len(none_s)), flat(logs)
-    width = product(change, change)
-    gain = -product(change, logs) / width
-    rest = sum((value + gain * by) ** 2 for value, by in zip(logs, change, strict=True))
-    error = STUDENT[0][len(logs) - 4] * math.sqrt(rest / (len(logs) - 3) / width)
-    return 2.0 * gain, 2.0 * (gain - error)
 
 
 def _verdict(
