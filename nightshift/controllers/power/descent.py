@@ -42,12 +42,12 @@ class DescentCare:
 
     budget: float = 0.05
     sure: float = 1.6  # and more for a larger budget (`sure_down`), which has room for it
-    surer: float = 2.5
+    surer: float = 2.3
     step: int = 6
     up: int = 3  # levels of a step up
     leap: int = 6  # levels of the first step down from the reference, where they are safe at `leap_sure`
     leap_sure: float = 2.5
-    first: int = 4  # windows at the reference before anything else
+    first: int = 6  # windows at the reference before anything else
     again: int = 2  # the same for a workload that ran before
     faded: float = 0.5  # what a window of the run before counts for
     unlike: float = 3.5  # standard deviations between two runs of one name: another workload
