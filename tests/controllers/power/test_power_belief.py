@@ -94,7 +94,7 @@ def histories(seed: int, jobs: int = 40, windows: int = 60) -> tuple[descent.Job
 @pytest.mark.parametrize("seed", range(8))
 def test_leaving_out_the_knots_below_every_window_changes_nothing(seed: int) -> None:
     """Of jobs seen down to any level: every column of the outlook is that of the plain formula, and the heuristic
-    decides the same upon both. (Single precision: the weights of the bank's curves.)"""
+    decides the same upon both, ties apart. (Single precision: the weights of the bank's curves.)"""
     jobs, level = histories(seed)
     assert len(np.unique(belief.depths(jobs.windows))) > 10
     ours, plain = outlook(BANK, jobs.windows, jobs.home, Noise()), plainly(jobs.windows, jobs.home, Noise())
@@ -105,9 +105,12 @@ def test_leaving_out_the_knots_below_every_window_changes_nothing(seed: int) -> 
     for budget in (0.03, 0.05, 0.10):
         mine, theirs = copy.deepcopy(jobs), copy.deepcopy(jobs)
         care = descent.DescentCare(budget=budget)
-        chosen = descent.choose(mine, ours, level, care)
-        np.testing.assert_array_equal(chosen, descent.choose(theirs, plain, level, care))
-        np.testing.assert_array_equal(mine.home, theirs.home)
+        chosen, other = descent.choose(mine, ours, level, care), descent.choose(theirs, plain, level, care)
+        hoped = plain.gain + care.hope * plain.gain_sd
+        every = np.arange(len(level))
+        # limits that bind none of the bank's curves there are equal: rounding chooses among them
+        np.testing.assert_allclose(hoped[every, chosen], hoped[every, other], atol=1e-9)
+        np.testing.assert_allclose(hoped[every, mine.home], hoped[every, theirs.home], atol=1e-9)
         np.testing.assert_array_equal(mine.given_up, theirs.given_up)
         assert len(np.unique(chosen)) > 3
 
