@@ -165,7 +165,7 @@ MEMORY = Table(
         if budget == "5%" or run != "first_four_hours"
     ),
     "Zeus's sweeps (ml-energy/zeus, NSDI'23), five noises each. Constants were chosen on P100, RTX6000 and "
-    "made-up curves. Four of them (first, step, leap and surer) follow a report that had tried them on the A40, so "
+    "made-up curves. Three of them (step, leap and surer) are those of a report that had tried them on the A40, so "
     "the A40 is not quite held out. Excess: slowdown beyond the budget, the mean over all windows.",
 )
 

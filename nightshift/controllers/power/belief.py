@@ -170,14 +170,23 @@ class Outlook:
     gain_sd: Floats
 
 
-def outlook(bank: Bank, windows: LevelWindows, level: Ints, noise: Noise, guess: bool = False) -> Outlook:
+def outlook(
+    bank: Bank,
+    windows: LevelWindows,
+    level: Ints,
+    noise: Noise,
+    guess: bool = False,
+    past: LevelWindows | None = None,
+) -> Outlook:
     """What is believed of jobs at `level` [n]. Jobs without a window at the reference have NaN; with `guess`, what
-    the bank says of them, and how little that is."""
+    the bank says of them, and how little that is. `past`: windows of the same curves in a unit of speed that is
+    not known."""
     found = Outlook(*np.full((len(fields(Outlook)), len(level), N), np.nan))
-    depth = depths(windows)
+    past = LevelWindows.empty(len(level)) if past is None else past
+    depth = np.maximum(depths(windows), depths(past))
     order = np.argsort(depth, kind="stable")
     for rows in (order[at : at + CHUNK] for at in range(0, len(order), CHUNK)):
-        seen = _outlook(bank, bank.models[depth[rows[-1]]], windows, rows, level[rows], noise, guess)
+        seen = _outlook(bank, bank.models[depth[rows[-1]]], windows, past, rows, level[rows], noise, guess)
         for field in fields(Outlook):
             getattr(found, field.name)[rows] = getattr(seen, field.name)
     return found
@@ -238,25 +247,34 @@ class _Model:
 
 
 def _outlook(
-    bank: Bank, model: _Model, windows: LevelWindows, rows: Ints, level: Ints, noise: Noise, guess: bool
+    bank: Bank,
+    model: _Model,
+    windows: LevelWindows,
+    past: LevelWindows,
+    rows: Ints,
+    level: Ints,
+    noise: Noise,
+    guess: bool,
 ) -> Outlook:
     n, q, r = len(rows), model.q, model.r
-    count = windows.count[rows]
-    has = count > 0
-    # a remembered level may count for less than one window: its sums are as small
-    least = np.where(has, count, 1.0)
-    draw = windows.draw[rows] / least
-    log = np.where(has, np.log(np.where(has, windows.speed[rows] / least, 1.0)), 0.0)
-    log = np.where(has, log - log.max(1, keepdims=True, where=has, initial=-np.inf), 0.0)
-    weigh = count / noise.speed**2
-    toward = (weigh * (-log - bank.mean)) @ model.basis
-    told = (weigh[:, model.first :] @ model.products).reshape(n, q + r, q + r)
+    weigh, off = _off_mean(bank, windows, rows, noise)
+    weigh_past, off_past = _off_mean(bank, past, rows, noise)
+    # the past's scale is as unknown as this run's, and nothing else of it is: integrated out, it takes with it what
+    # the past's windows have in common
+    whole = np.maximum(weigh_past.sum(1, keepdims=True), 1e-9)
+    off_past -= (weigh_past * off_past).sum(1, keepdims=True) / whole
+    common = weigh_past @ model.basis / np.sqrt(whole)
+    toward = (weigh * off + weigh_past * off_past) @ model.basis
+    told = ((weigh + weigh_past)[:, model.first :] @ model.products).reshape(n, q + r, q + r)
+    told -= common[:, :, None] * common[:, None, :]
     # the bends given a curve of the bank with scores b: Normal(inverse @ (toward - across @ b), inverse)
     inverse = np.linalg.inv(told[:, :q, :q] + model.stiff)
     solved = told[:, q:, :q] @ inverse
     # what is left of the likelihood is a quadratic form in the scores
     square = told[:, q:, q:] - solved @ told[:, :q, q:]
     line = toward[:, q:] - (solved @ toward[:, :q, None])[:, :, 0]
+    count = windows.count[rows] + past.count[rows]
+    draw = (windows.draw[rows] + past.draw[rows]) / np.where(count > 0, count, 1.0)
     weight = _weights(bank.mixture, square, line, count, draw, noise)
     moments = (weight @ bank.mixture.moments).astype(np.float64)
     score = moments[:, -r:]
@@ -273,12 +291,23 @@ def _outlook(
     time = np.exp(curve - curve[:, TOP:])
     rough, rough_sd = _expecting_cliffs(bank, model, told, toward, level)
     if not guess:
-        known = count[:, TOP:] > 0
+        known = windows.count[rows, TOP:] > 0
         time, rough = np.where(known, time, np.nan), np.where(known, rough, np.nan)
     energy, energy_var = _against(weight, bank.time * bank.draw, level)
     there = energy[np.arange(n), level][:, None]
     sd = np.sqrt(np.maximum(variance, 0.0)) * time
     return Outlook(time - 1.0, sd, rough, rough_sd, 1.0 - energy / there, np.sqrt(energy_var) / there)
+
+
+def _off_mean(bank: Bank, windows: LevelWindows, rows: Ints, noise: Noise) -> tuple[Floats, Floats]:
+    """Precision of each level's log time, and how far it lies from the bank's mean but for the scale; each
+    [n, n_levels]."""
+    count = windows.count[rows]
+    has = count > 0
+    # a remembered level may count for less than one window: its sums are as small
+    log = np.where(has, np.log(np.where(has, windows.speed[rows], 1.0) / np.where(has, count, 1.0)), 0.0)
+    log = np.where(has, log - log.max(1, keepdims=True, where=has, initial=-np.inf), 0.0)
+    return count / noise.speed**2, -log - bank.mean
 
 
 def _expecting_cliffs(bank: Bank, model: _Model, told: Floats, toward: Floats, here: Ints) -> tuple[Floats, Floats]:

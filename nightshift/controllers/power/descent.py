@@ -42,12 +42,12 @@ class DescentCare:
 
     budget: float = 0.05
     sure: float = 1.6  # and more for a larger budget (`sure_down`), which has room for it
-    surer: float = 2.5
+    surer: float = 2.3
     step: int = 6
     up: int = 3  # levels of a step up
     leap: int = 6  # levels of the first step down from the reference, where they are safe at `leap_sure`
     leap_sure: float = 2.5
-    first: int = 4  # windows at the reference before anything else
+    first: int = 6  # windows at the reference before anything else
     again: int = 2  # the same for a workload that ran before
     faded: float = 0.5  # what a window of the run before counts for
     unlike: float = 3.5  # standard deviations between two runs of one name: another workload
@@ -98,10 +98,14 @@ class Jobs:
         return replace(new, past=self.known.faded(care.faded, MOST), last=self.home.copy())
 
     @property
+    def before(self) -> LevelWindows:
+        """What the runs before say, less and less as this one runs."""
+        return self.past.times(0.5 ** (self.looks / HALF))
+
+    @property
     def known(self) -> LevelWindows:
-        """All windows that are believed: this run's, and what the runs before say of its levels, less and less as
-        this one runs."""
-        return self.windows.with_past(self.past.times(0.5 ** (self.looks / HALF)))
+        """All windows that are believed, in this run's unit of speed."""
+        return self.windows.with_past(self.before)
 
     def forget(self, rows: Ints) -> None:
         """Everything that was learned of these jobs, as after a change of phase."""
@@ -165,7 +169,7 @@ def look(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care:
     jobs.looks += 1
     if (other := unlike(jobs, care)).any():
         jobs.past.forget(np.flatnonzero(other))
-    return outlook(bank, jobs.known, jobs.home, care.noise)
+    return outlook(bank, jobs.windows, jobs.home, care.noise, past=jobs.before)
 
 
 def unlike(jobs: Jobs, care: DescentCare) -> Bools:
@@ -225,5 +229,6 @@ def choose(jobs: Jobs, belief: Outlook, level: Ints, care: DescentCare) -> Ints:
     ready = jobs.windows.count[:, TOP] >= np.where(jobs.last < TOP, care.again, care.first)
     jobs.home = np.where(ready, new, np.where(jobs.windows.count[:, TOP] > 0, home, TOP))
     blocked = (down & (new == home)) | (belief.slowdown[local, home] > care.near * care.budget)
-    probe = blocked & here & (references < care.reference * np.sqrt(jobs.looks)) & (level < TOP) & ready
+    looked = jobs.windows.count[:, TOP]  # the past says nothing of this run's pace
+    probe = blocked & here & (looked < care.reference * np.sqrt(jobs.looks)) & (level < TOP) & ready
     return np.asarray(np.where(probe | ~ready, TOP, jobs.home))

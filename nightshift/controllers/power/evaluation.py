@@ -22,7 +22,7 @@ from nightshift.controllers.promotion import PromotionCheck, PromotionEvidence
 
 PAYLOAD_TYPE = "application/vnd.nightshift.evaluation+json"
 SHIPPED = Path(__file__).parent / "descent_evaluation.json"
-SHIPPED_KEY = "285408b116e8db3b9d6e9c98c86cf88b37525d3547bba7ef4dc6ef9ad9163815"
+SHIPPED_KEY = "8a1a149d534d32af4d5f67ad0b7e8a8ce06a48afd88067006fccf27796403784"
 """The public half of the key that signed the file; the private half was not kept."""
 LEAST_WORKLOADS = 60
 LIMITS = {"over": 0.005, "clearly": 0.001, "beyond": 0.0005}

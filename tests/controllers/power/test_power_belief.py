@@ -94,7 +94,7 @@ def histories(seed: int, jobs: int = 40, windows: int = 60) -> tuple[descent.Job
 @pytest.mark.parametrize("seed", range(8))
 def test_leaving_out_the_knots_below_every_window_changes_nothing(seed: int) -> None:
     """Of jobs seen down to any level: every column of the outlook is that of the plain formula, and the heuristic
-    decides the same upon both. (Single precision: the weights of the bank's curves.)"""
+    decides the same upon both, ties apart. (Single precision: the weights of the bank's curves.)"""
     jobs, level = histories(seed)
     assert len(np.unique(belief.depths(jobs.windows))) > 10
     ours, plain = outlook(BANK, jobs.windows, jobs.home, Noise()), plainly(jobs.windows, jobs.home, Noise())
@@ -105,8 +105,41 @@ def test_leaving_out_the_knots_below_every_window_changes_nothing(seed: int) -> 
     for budget in (0.03, 0.05, 0.10):
         mine, theirs = copy.deepcopy(jobs), copy.deepcopy(jobs)
         care = descent.DescentCare(budget=budget)
-        chosen = descent.choose(mine, ours, level, care)
-        np.testing.assert_array_equal(chosen, descent.choose(theirs, plain, level, care))
-        np.testing.assert_array_equal(mine.home, theirs.home)
+        chosen, other = descent.choose(mine, ours, level, care), descent.choose(theirs, plain, level, care)
+        hoped = plain.gain + care.hope * plain.gain_sd
+        every = np.arange(len(level))
+        # limits that bind none of the bank's curves there are equal: rounding chooses among them
+        np.testing.assert_allclose(hoped[every, chosen], hoped[every, other], atol=1e-9)
+        np.testing.assert_allclose(hoped[every, mine.home], hoped[every, theirs.home], atol=1e-9)
         np.testing.assert_array_equal(mine.given_up, theirs.given_up)
         assert len(np.unique(chosen)) > 3
+
+
+def test_a_past_is_known_but_for_its_unit_of_speed() -> None:
+    """Windows of another run tell what the plain Gaussian with a second free scale tells: seen at the reference
+    alone they tell nothing, in any unit the same, and this run's few windows there are as unsure as before."""
+    now, past = LevelWindows.empty(3), LevelWindows.empty(3)
+    rows, level = np.arange(3), np.full(3, TOP - 20)
+    for at, speed in ((TOP, 70.0), (TOP - 4, 69.0)):
+        now.add(rows, np.full(3, at), np.full(3, speed), np.full(3, 0.7))
+    for at, speed, which in ((TOP, 1.0, rows), (TOP - 20, 0.97, rows[1:])):
+        for _ in range(9):
+            past.add(
+                which, np.full(len(which), at), speed * np.where(which == 2, 50.0, 1.0), np.full(len(which), 0.7)
+            )
+    alone = outlook(BANK, now, level, Noise())
+    found = outlook(BANK, now, level, Noise(), past=past)
+    # the draws of the past are drawn on, so weights of the bank's curves move; one who expects cliffs has none
+    np.testing.assert_allclose(found.rough_sd[0], alone.rough_sd[0], rtol=1e-6)
+    np.testing.assert_allclose(found.rough[0], alone.rough[0], atol=1e-9)
+    np.testing.assert_allclose(found.slowdown[1], found.slowdown[2], atol=1e-6)
+    near = level - np.arange(NEAR)[:, None]
+    prior = ROUGH**2 * BENDS + BANK.parts * BANK.score.var(0) @ BANK.parts.T
+    seen, run = np.array([TOP, TOP - 4, TOP, TOP - 20]), np.array([0, 0, 1, 1])
+    time = -np.log([70.0, 69.0, 1.0, 0.97])
+    told = prior[np.ix_(seen, seen)] + 1e6 * (run[:, None] == run) + 1e-4 * np.diag([1.0, 1.0, 1 / 9, 1 / 9])
+    gain = np.linalg.solve(told, prior[seen]).T
+    rough = np.exp(BANK.mean + gain @ (time - BANK.mean[seen]))
+    deviation = rough * np.sqrt(np.diag(prior - gain @ prior[seen]))
+    np.testing.assert_allclose(found.rough[1, near[:, 0]], rough[near[:, 0]] - 1.0, atol=1e-5)
+    np.testing.assert_allclose(found.rough_sd[1, near[:, 0]], deviation[near[:, 0]], atol=1e-5)
