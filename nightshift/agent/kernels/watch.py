@@ -227,8 +227,8 @@ def _joined(ranks: Sequence[JobReport]) -> JobReport:
 
 
 def order(hotspot: Hotspot) -> dict[str, str | bool | int]:
-    """What the search's pod is told: which kernel (a job's file has a place for it), on which case, whether the
-    step needs its gradient, and among how many searches the time is divided: a product's gradients are two."""
+    """The parameters of a search: an operation that a job's file has a place for, its case, whether the step needs
+    its gradient, and the number of searches that share the time (a product's gradients are two)."""
     sizes, backward = timed_sizes(hotspot), hotspot.backward_s > 0.0
     kernel = PLACED.get(hotspot.problem, hotspot.problem)
     case, count = case_text(hotspot.dtype, sizes), len(searches_of(kernel, sizes, backward))

@@ -129,7 +129,7 @@ def _copy(model: nn.Module, weight_copies: bool, report: Report) -> None:
     if weight_copies:
         copy_weights(model, report, SMALLEST)
     elif COPIED in STATE.kernels and not len(COPIES):
-        # it writes copies that nobody would read
+        # nothing would read the copies that it writes
         STATE.kernels.pop(COPIED)
         report.skipped.append((COPIED, "weight_copies was not asked for"))
 

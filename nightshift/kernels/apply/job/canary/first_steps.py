@@ -35,7 +35,7 @@ LIMIT = 60
 WARM = 3
 """Steps in which regions are compiled, and CUDA graphs recorded."""
 LAG = 1
-"""Steps between the first rank's word and the one at whose end all ranks act on it."""
+"""Steps from the first rank's message to the step after which all ranks follow it."""
 _TURNS = 4
 _READ = 3
 _GLANCE = 2
@@ -185,7 +185,7 @@ class FirstSteps:
         return found
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        """To all ranks. A store, and no collective: who has ended by then keeps nobody waiting."""
+        """Sends to all ranks by the store. It is no collective, so a rank that has ended blocks no other."""
         self._said = json.dumps(message)
         if self._store is not None:
             try:
