@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.canary.readings import Kernels, gain_us, group_of, less, over_torch
+from nightshift.kernels.apply.job.canary.readings import MIN_GAIN, Kernels, gain_us, group_of, less, over_torch
 from nightshift.kernels.apply.job.checks import capturing
 from nightshift.kernels.apply.job.copies import COPIES, FIRST_LOOKS
 from nightshift.kernels.apply.job.names import PASSED
@@ -40,7 +40,6 @@ _TURNS = 4
 _READ = 3
 _GLANCE = 2
 """Steps that are read in a block that decides, and in one that only proposes."""
-_MIN_GAIN = 0.002
 _RUNS = "_nightshift_canaries"
 Block = tuple[Sequence[str], int, int]
 """(the kernels' slots, steps that are not read, steps that are)."""
@@ -303,7 +302,7 @@ def _proposed(
     """(by how much longer a step is without each place, the noise): of one place alone nothing is asked. first,
     fresh: steps that are not read of all kernels, and after each change."""
     if len(places) < 2:
-        return {}, _MIN_GAIN
+        return {}, MIN_GAIN
     begin, end = (list(every), first, _GLANCE), (list(every), 1, _GLANCE)
     middle = [(list(less(every, groups)), fresh, _GLANCE) for groups in places.values()]
     return _each(list(places), (yield {"blocks": [begin, *middle, end]}))
@@ -337,7 +336,7 @@ def _each(places: Sequence[str], readings: Sequence[Sequence[float]]) -> tuple[d
     took = [min(seconds) for seconds in readings]
     first, *without, again = took
     spread = statistics.median(abs(math.log(seconds[0] / seconds[1])) for seconds in readings)
-    noise = max(_MIN_GAIN, abs(math.log(again / first)), 2.0 * spread)
+    noise = max(MIN_GAIN, abs(math.log(again / first)), 2.0 * spread)
     found = {}
     for number, (place, seconds_s) in enumerate(zip(places, without, strict=True), 1):
         found[place] = seconds_s / (first + number / (len(places) + 1) * (again - first)) - 1.0
@@ -355,7 +354,7 @@ def _verdict(
     point, low = over_torch(none_s, kept_s)
     none, kept = statistics.median(none_s), statistics.median(kept_s)
     gain, gain_low = math.expm1(point), math.expm1(low)
-    wins = low > 0.0 and point > _MIN_GAIN
+    wins = low > 0.0 and point > MIN_GAIN
     text = f"{kept * 1e3:.3f} ms a step, torch alone {none * 1e3:.3f} (gain {gain:.1%}, not below {gain_low:.1%})"
     return {
         "keep": chosen if wins else [],

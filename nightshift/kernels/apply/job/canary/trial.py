@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.canary.readings import Kernels, gain_us, group_of, less, over_none
+from nightshift.kernels.apply.job.canary.readings import MIN_GAIN, Kernels, gain_us, group_of, less, over_none
 from nightshift.kernels.apply.job.names import PASSED
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
@@ -29,7 +29,7 @@ def canary(
     steps: int = 10,
     rounds: int = 3,
     turns: int = 4,
-    min_gain: float = 0.002,
+    min_gain: float = MIN_GAIN,
     settle_s: float = 0.5,
     limit_s: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
