@@ -54,10 +54,12 @@ def _timeline(incident: Incident, records: Iterable[AuditRecord]) -> str:
     entries = [
         (s.finding.since.t_s, f"{s.finding.detector}: {s.finding.summary} (onset)", "") for s in incident.findings
     ]
-    entries += [
-        (step.at_s, f"{step.before or 'new'} → {step.after}: {step.note or step.cause}", step.by)
-        for step in incident.history
-    ]
+    for step in incident.history:
+        if step.before is step.after:  # a remark, such as a judgement of the diagnosis
+            what = f"{step.cause.replace('_', ' ')}: {step.note}"
+        else:
+            what = f"{step.before or 'new'} → {step.after}: {step.note or step.cause}"
+        entries.append((step.at_s, what, step.by))
     entries += [
         (r.at_s, "approved" if r.kind == "approval" else r.kind, r.by)
         for r in records

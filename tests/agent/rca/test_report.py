@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.rca.report import post_mortem
+from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.playbooks.plugins import build
@@ -26,12 +27,14 @@ def test_a_post_mortem_holds_timeline_proof_actions_and_cost(tmp_path: Path) -> 
     proposal = advisor.plan(store.incident(name))
     assert proposal.action is not None
     store.save_plan(store.incident(name), proposal.action, proposal.reason, by="plan")
+    store.remark(store.incident(name), Cause.JUDGED_RIGHT, "ana", "GPU memory errors")
     incident, records = store.incident(name), store.audit.records(incident=1)
     text = post_mortem(incident, records, NOW_S)
     for part in (
         "# INC-1: GPU memory errors",
         "## Timeline (UTC)",
         "new → open",
+        "judged right: GPU memory errors | ana",
         "Xid 48 \\(Double Bit ECC Error\\)",
         "`NVRM: Xid (PCI:0000:9b:00): 48",
         "proposed: reboot\\_node n1; cost ",
