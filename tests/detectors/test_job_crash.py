@@ -172,7 +172,7 @@ def test_a_launchers_word_proves_the_end_and_the_deepest_cause_decides() -> None
     (first,) = found
     assert (first.fault, first.severity) == (Fault.JOB_CRASH, Severity.CRITICAL)
     assert first.subject.kind is SubjectKind.JOB
-    assert first.summary == "Job ended: uncorrectable ECC error on its GPU"
+    assert first.summary == "Job ended: uncorrectable ECC error on its GPU, local rank 5 first"
     decides = [e.record.text for e in first.evidence if isinstance(e, LogExhibit) and e.note == "decides"]
     assert decides == [ECC]
 
@@ -200,8 +200,8 @@ def test_a_better_cause_corrects_the_first_word_and_a_worse_one_does_not() -> No
     ticks = [at(0, FAILED), *[at(n) for n in range(1, 4)], at(4, ECC), at(5, "ValueError: torn down"), at(6)]
     told = [f.summary for tick in ticks for f in detector.update(tick, inventory)]
     assert (told[0], told[-1]) == (
-        "Job ended: an exception in its own code",
-        "Job ended: uncorrectable ECC error on its GPU",
+        "Job ended: an exception in its own code, local rank 5 first",
+        "Job ended: uncorrectable ECC error on its GPU, local rank 5 first",
     )
 
 

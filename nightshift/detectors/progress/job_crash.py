@@ -491,6 +491,10 @@ _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|WorkNCCL\(|[Ww]atchdog timeout \(\S*watchdog_timeout="
 )
 """The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
+_FIRST = re.compile(
+    r"failed \(exitcode: -?\d+\) (?P<local>local_)rank: (?P<number>\d+) \(pid|process rank (?P<rank>\d+) with PID"
+)
+"""How torchrun and mpirun say which rank failed first, before they end the others."""
 _OTHERS = (*KERNEL_LOGS, EVENTS, CHANGES, slurm.STATES, slurm.CHANGES, "alertmanager")
 """Sources that speak of pods and jobs from outside."""
 _SOURCE_IS_JOBS = frozenset({SubjectKind.RANK, SubjectKind.JOB, SubjectKind.POD, SubjectKind.CONTAINER})
@@ -538,7 +542,8 @@ def _signal(number: str) -> str:
 
 @dataclass
 class _End:
-    """What a job's log said of its end. best: (rank in `CAUSES`, words), the least so far. fired: it was told."""
+    """What a job's log said of its end. best: (place in `CAUSES`, words), the least so far. fired: it was told.
+    first: the rank that failed first, where a launcher says it."""
 
     first_s: float
     records: list[LogRecord] = field(default_factory=list)
@@ -546,6 +551,7 @@ class _End:
     proven: bool = False
     fired: bool = False
     news: bool = False
+    first: str = ""
 
     def add(self, record: LogRecord, named: tuple[CrashCause, str] | None, proves: bool) -> None:
         # of several with one cause the first counts: the others follow from it
@@ -553,6 +559,8 @@ class _End:
         best = (_RANK[named[0].name], named[1]) if named is not None and is_better else self.best
         self.news |= best != self.best or not self.fired
         self.best, self.proven = best, self.proven or proves
+        if not self.first and (match := _FIRST.search(record.text)) is not None:
+            self.first = f"{'local ' if match['local'] else ''}rank {match['number'] or match['rank']}"
         if len(self.records) < MOST_LINES:
             self.records.append(record)
 
@@ -632,6 +640,7 @@ class JobCrash:
 
     def _fire(self, job: Subject, end: _End, at_s: float) -> Finding:
         cause, words = _ALL[end.best[0]], end.best[1]
+        words += f", {end.first} first" if end.first else ""
         known = self._episodes.get(Fault.JOB_CRASH, job)
         self._quiet.event(Fault.JOB_CRASH, job, at_s)
         end.fired, end.news = True, False
@@ -655,8 +664,8 @@ class JobCrash:
             "last": self._quiet.saved(),
             "episodes": self._episodes.saved(),
             "ends": [
-                [str(job), end.first_s, _ALL[end.best[0]].name, end.best[1], end.proven, end.fired, end.news]
-                for job, end in self._ends.items()
+                [str(job), e.first_s, _ALL[e.best[0]].name, e.best[1], e.proven, e.fired, e.news, e.first]
+                for job, e in self._ends.items()
             ],
             "hung": {str(job): at_s for job, at_s in self._hung_s.items()},
         }
@@ -668,11 +677,11 @@ class JobCrash:
         try:
             fresh._quiet.load(meta["last"])
             fresh._episodes.load(meta["episodes"])
-            for job, first_s, cause, words, proven, fired, news in meta["ends"]:
+            for job, first_s, cause, words, proven, fired, news, *first in meta["ends"]:
                 # until 2026-11 its place among the causes of that time was saved instead of its name
                 best = (_RANK.get(str(cause), len(CAUSES)), str(words))
                 fresh._ends[Subject.parse(job)] = _End(
-                    float(first_s), [], best, bool(proven), bool(fired), bool(news)
+                    float(first_s), [], best, bool(proven), bool(fired), bool(news), *map(str, first)
                 )
             fresh._hung_s = {Subject.parse(job): float(at_s) for job, at_s in meta["hung"].items()}
         except (KeyError, TypeError, ValueError, IndexError) as error:
