@@ -350,6 +350,9 @@ class _Correlation:
         slack_s = SLACK_S + cause.since.uncertainty_s + effect.since.uncertainty_s
         if effect.since.t_s < cause.since.t_s - slack_s:
             return False
+        left_s = cause.facts.get("eta_low_s") if rule.at_limit else None
+        if isinstance(left_s, float) and cause.at.t_s + left_s > effect.since.t_s + rule.window_s:
+            return False
         return gap_s(cause, effect, rule.ongoing) <= rule.window_s
 
     def _consequence(self, group: Group) -> Group | None:

@@ -207,7 +207,10 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class CauseEffect:
-    """`effects` under one `scope` follow from `causes`; the window is counted as in `Same`."""
+    """`effects` under one `scope` follow from `causes`; the window is counted as in `Same`.
+
+    at_limit: only where the cause, by its own forecast (`eta_low_s`), can have reached its limit within the window.
+    """
 
     causes: frozenset[Kin]
     effects: frozenset[Kin]
@@ -215,6 +218,7 @@ class CauseEffect:
     window_s: float
     ongoing: bool
     why: str
+    at_limit: bool = False
 
 
 def _kin(*kin: Kin) -> frozenset[Kin]:
@@ -255,6 +259,7 @@ SAME: tuple[Same, ...] = (
 )
 
 _STOPS = _kin(Kin.CRASH, Kin.HANG, Kin.FOLLOWER)
+_SLOWS = _kin(Kin.THROTTLE, Kin.STALL, Kin.STRAGGLER)
 EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE, _kin(Kin.APPLICATION), _GPU, 120.0, False, "the GPU's error killed its process"),
     CauseEffect(HARDWARE, _kin(Kin.GONE, Kin.FOLLOWER), _GPU, 600.0, False, "the GPU went down with its error"),
@@ -289,8 +294,12 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE | {Kin.THROTTLE}, _kin(Kin.STRAGGLER), _JOB, 600.0, True, "its GPU runs slower"),
     CauseEffect(_kin(Kin.HOST_LEAK), _kin(Kin.OOM), _POD, 600.0, True, "the leak reached the limit"),
     CauseEffect(_kin(Kin.HOST_LEAK), _kin(Kin.OOM), _NODE, 600.0, True, "the leak filled the host"),
-    CauseEffect(_kin(Kin.HOST_LEAK), _STOPS, _JOB, 600.0, True, "the leak stopped a rank"),
-    CauseEffect(_kin(Kin.GPU_LEAK), _STOPS | {Kin.APPLICATION}, _JOB, 600.0, True, "a rank ran out of GPU memory"),
+    CauseEffect(_kin(Kin.HOST_LEAK), _STOPS, _JOB, 600.0, True, "the leak stopped a rank", at_limit=True),
+    CauseEffect(
+        _kin(Kin.GPU_LEAK),
+        _STOPS | {Kin.APPLICATION},
+        *(_JOB, 600.0, True, "a rank ran out of GPU memory", True),
+    ),
     CauseEffect(_kin(Kin.APPLICATION), _STOPS, _JOB, 600.0, False, "a rank crashed"),
     CauseEffect(_kin(Kin.APPLICATION), _STOPS, _GPU, 600.0, False, "its process crashed"),
     CauseEffect(_kin(Kin.OOM), _STOPS, _JOB, 600.0, False, "a rank was killed"),
@@ -300,9 +309,11 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(_kin(Kin.STRAGGLER), _kin(Kin.HANG), _JOB, 600.0, True, "one rank holds the others up"),
     CauseEffect(_kin(Kin.SOURCE), _kin(Kin.GONE, Kin.HANG), _NODE, 600.0, True, "it cannot be observed"),
     CauseEffect(_kin(Kin.SOURCE), _kin(Kin.HANG), _JOB, 600.0, True, "its steps cannot be observed"),
-    *(
-        CauseEffect(_kin(*Kin) - _kin(Kin.ANOMALY), _kin(Kin.ANOMALY), scope, 900.0, True, "it disturbs this")
-        for scope in (_GPU, _JOB)
+    CauseEffect(_kin(*Kin) - _kin(Kin.ANOMALY), _kin(Kin.ANOMALY), _GPU, 900.0, True, "it disturbs this"),
+    # what slows a job, or fills a rank's memory, changes no number of another rank
+    CauseEffect(
+        _kin(*Kin) - _SLOWS - _kin(Kin.ANOMALY, Kin.GPU_LEAK, Kin.HOST_LEAK),
+        *(_kin(Kin.ANOMALY), _JOB, 900.0, True, "it disturbs this"),
     ),
 )
 
