@@ -122,6 +122,8 @@ stage that shows (`by_stage`)."""
 
 # Steps that a rank and its peers have to share: random imbalance averages out over so many.
 STEPS = 30
+# Where steps are slow, so many of the newest are compared: a few more, since some lack a rank's line.
+NEWEST = 36
 # ... and be slower in, at every look for this long: a neighbour's burst is over by then.
 PERSIST_S = 90.0
 # Slower than its peers by this factor in the median step; below it, healthy GPUs of one model differ, too.
@@ -198,6 +200,7 @@ class Straggler:
         self.settings = settings or StragglerSettings()
         columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
+        columns |= {"step_s": Column(np.float64, np.nan)}
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
         columns |= {"counted_step": Column(np.int64, -1), "counted": Column(np.float64, 0.0, (len(COUNTED),))}
         columns |= {"who": Column(np.float64, 0.0, (2,))}
@@ -277,6 +280,7 @@ class Straggler:
         latest = series.t_s[np.isfinite(series.t_s)]
         if len(latest):  # a time of the future (another clock) keeps no rank alive that has gone
             table["last_s"][slot] = min(max(float(table["last_s"][slot]), float(latest.max())), at_s)
+        table["step_s"][slot] = _step_s(series, latest)
         table["news"][slot] = True
         table.seen_s()[slot] = at_s
 
@@ -293,6 +297,12 @@ class Straggler:
                 if len(alike) > 1:
                     findings += self._compare(alike, gpus, at_s, inventory)
         return findings
+
+    def _step_s(self, slots: NDArray[np.int64]) -> float:
+        """How long a step of these ranks takes of late (s); next to nothing where no rank tells."""
+        known = self._table["step_s"][slots]
+        known = known[np.isfinite(known)]
+        return max(float(np.median(known)), 1e-3) if len(known) else 1e-3
 
     def _stages(self, slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """These ranks, whose stage is not known, apart where blocks of them differ in compute, or in loading, as
@@ -320,11 +330,18 @@ class Straggler:
         step = table["step"][slots]
         newest = step.max(axis=0)
         took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
+        step_s = self._step_s(slots)
+        # a ring of slow steps is an hour: who has been slow for minutes is slow in the newest of them
+        recent = newest > newest.max() - max(NEWEST, FADE_S / step_s)
+        lately = {name: np.where(recent, took[name], np.nan) for name in SIGNALS}
         own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
-        worst, shared_out = self._worst(slots, took, typical_s, at_s, inventory)
+        worst, shared_out = self._worst(slots, lately, typical_s, at_s, inventory)
         for row, e in self._waited_for(slots, took["data_s"], own, newest, typical_s).items():
-            if self._is_worse(e, worst.get(row)) and not self._works_as_well(row, slots, e, gpus, at_s, inventory):
+            idle = min(e.share, e.often * e.excess_s / step_s)
+            if self._is_worse(e, worst.get(row)) and not self._works_as_well(
+                row, slots, idle, gpus, at_s, inventory
+            ):
                 worst[row] = ("data_s", e)
         seen = np.zeros(len(slots), dtype=bool)
         seen[list(worst)] = True
@@ -429,13 +446,14 @@ class Straggler:
         self,
         row: int,
         slots: NDArray[np.int64],
-        e: Excess,
+        idle: float,
         gpus: Frame | None,
         at_s: float,
         inventory: Inventory,
     ) -> bool:
         """Whether the rank's GPU is as busy as its peers', which spin while they wait for it: then it evaluates for
-        all, and does not wait for data itself. False where no utilisation is known."""
+        all, and does not wait for data itself. idle: the share of the time for which its GPU would wait. False
+        where no utilisation is known."""
         if gpus is None:
             return False
         ranks = [self._table.subjects[slot] for slot in slots[:PEERS_ASKED].tolist()]
@@ -453,8 +471,8 @@ class Straggler:
                     means[rank == own].append(total / looks)
         if not means[True] or not means[False]:
             return False
-        # its GPU idles for what the job loses; half of that is enough to tell the two apart
-        return float(np.mean(means[True])) > (1.0 - 0.5 * e.share) * float(np.mean(means[False]))
+        # half of that is enough to tell the two apart
+        return float(np.mean(means[True])) > (1.0 - 0.5 * idle) * float(np.mean(means[False]))
 
     @staticmethod
     def _kinds(ranks: list[Subject], at_s: float, inventory: Inventory) -> list[NDArray[np.int64]]:
@@ -568,6 +586,15 @@ class Straggler:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._table, self._judged_s, self._episodes = fresh._table, fresh._judged_s, fresh._episodes
         self._limits = limits
+
+
+def _step_s(series: StepSeries, stamps_s: Floats) -> float:
+    """Seconds of a step, as the job says it, else by the times of its steps; NaN where neither is there."""
+    told = series.column("step_time_s")
+    told = told[np.isfinite(told) & (told > 0)]
+    if len(told):
+        return float(np.median(told))
+    return float(np.ptp(stamps_s)) / (len(stamps_s) - 1) if len(stamps_s) > 1 else np.nan
 
 
 def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:
