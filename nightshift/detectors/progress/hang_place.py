@@ -136,11 +136,15 @@ class _Job:
         pending = sorted((e for e in entries if e.state != COMPLETED), key=lambda e: (e.created_ns, e.number))
         for entry in pending[:1] if len(pending) < len(entries) else pending:
             found = self.waits_for(rank, entry)
-            if found is not None and rank in found[1] and found[0] is not HangKind.OTHER_CALL:
+            if found is not None and rank in found[1] and not self._disagree(entry, *found):
                 return None  # it is one of those that are waited for
             if found is not None and found[1] - {rank}:
                 return _Wait(entry, found[0], found[1] - {rank})
         return None
+
+    def _disagree(self, entry: CollectiveEntry, kind: HangKind, ranks: set[int]) -> bool:
+        """Whether no call of this operation is that of most: then each waits for the others."""
+        return kind is HangKind.OTHER_CALL and self.calls[entry.group, entry.number].keys() <= ranks
 
     def waits_for(self, rank: int, entry: CollectiveEntry) -> tuple[HangKind, set[int]] | None:
         """Whom a rank waits for in an operation, and how they differ."""
