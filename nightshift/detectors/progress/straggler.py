@@ -208,8 +208,11 @@ class Straggler:
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
         """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
-        self._busy: dict[Subject, tuple[float, int]] = {}
-        """GPU → (sum of its utilisation in %, looks), of ranks that the job may wait for and of their peers."""
+        self._busy: dict[Subject, tuple[float, float]] = {}
+        """GPU → (sum of its utilisation in %, looks), both of late, of ranks that the job may wait for and of their
+        peers."""
+        self._asked: set[Subject] = set()
+        self._looked_s = -np.inf
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
 
     @property
@@ -254,13 +257,26 @@ class Straggler:
         for series in ranks:
             self._take(series, tick.at_s)
         findings: list[Finding] = []
+        self._watch(tick.frames.get(SubjectKind.GPU), tick.at_s)
         if tick.at_s - self._judged_s >= EVERY_S or tick.at_s < self._judged_s:
             self._judged_s = tick.at_s
+            self._busy = {gpu: seen for gpu, seen in self._busy.items() if gpu in self._asked}
+            self._asked = set()
             oldest = tick.at_s - SILENT_AFTER_S
             self._limits = {gpu: known for gpu, known in self._limits.items() if known[1] >= oldest}
             findings += self._judge(tick.frames.get(SubjectKind.GPU), tick.at_s, inventory)
         said = {f.subject for f in findings}
         return findings + self._rest(tick.at_s, said)
+
+    def _watch(self, gpus: Frame | None, at_s: float) -> None:
+        """How busy the GPUs are of which the last judgement asked."""
+        faded = float(np.exp(-max(at_s - self._looked_s, 0.0) / FADE_S))
+        self._looked_s = at_s
+        busy = gpus.column("gpu_utilization_percent") if gpus is not None else np.zeros(0)
+        for gpu, (total, looks) in self._busy.items():
+            row = gpus.index.rows.get(gpu) if gpus is not None else None
+            if row is not None and 0 <= busy[row] <= 100:
+                self._busy[gpu] = faded * total + float(busy[row]), faded * looks + 1.0
 
     @staticmethod
     def _speaks(series: StepSeries) -> bool:
@@ -339,9 +355,7 @@ class Straggler:
         worst, shared_out = self._worst(slots, lately, typical_s, at_s, inventory)
         for row, e in self._waited_for(slots, took["data_s"], own, newest, typical_s).items():
             idle = min(e.share, e.often * e.excess_s / step_s)
-            if self._is_worse(e, worst.get(row)) and not self._works_as_well(
-                row, slots, idle, gpus, at_s, inventory
-            ):
+            if self._is_worse(e, worst.get(row)) and not self._works_as_well(row, slots, idle, at_s, inventory):
                 worst[row] = ("data_s", e)
         seen = np.zeros(len(slots), dtype=bool)
         seen[list(worst)] = True
@@ -430,16 +444,19 @@ class Straggler:
             table["counted"][slots] = np.exp(-EVERY_S / FADE_S) * table["counted"][slots] + news
             table["who"][slots] = np.exp(-EVERY_S / WHO_S) * table["who"][slots] + news[:, [0, 2]]
             table["counted_step"][slots] = int(newest[columns].max())
-        lately, lost_s, _, watched_s = table["counted"][slots].T
+        lately, lost_s, watched_lately, watched_s = table["counted"][slots].T
         steps, watched = table["who"][slots].T
-        total = round(float(steps.sum()))
         found = {}
         for row in np.flatnonzero((lost_s > 0.5 * WAITED * watched_s) & (watched >= STEPS)).tolist():
-            chance = min(ranks * binomial_tail(round(float(steps[row])), total, 1.0 / ranks), 1.0)
+            # of the last minutes, or of a longer time: another rank's fault of before counts in the second alone
+            odds = [(lately[row], lately.sum(), watched_lately[row]), (steps[row], steps.sum(), watched[row])]
+            chance = min(2 * ranks * binomial_tail(round(n), round(of), 1.0 / ranks) for n, of, _ in odds)
             excess_s = float(lost_s[row] / max(lately[row], 1e-9))
-            often, share = float(steps[row] / watched[row]), float(lost_s[row] / watched_s[row])
-            ratio, of_all = 1.0 + excess_s / max(typical_s, 1e-9), float(steps[row] / max(steps.sum(), 1e-9))
-            found[row] = Excess(ratio, often, excess_s, share, ranks - 1, chance, of_all)
+            often = float(max(n / max(among, STEPS) for n, _, among in odds))
+            share = float(lost_s[row] / watched_s[row])
+            ratio = 1.0 + excess_s / max(typical_s, 1e-9)
+            of_all = float(max(n / max(of, 1e-9) for n, of, _ in odds))
+            found[row] = Excess(ratio, often, excess_s, share, ranks - 1, min(chance, 1.0), of_all)
         return found
 
     def _works_as_well(
@@ -447,27 +464,20 @@ class Straggler:
         row: int,
         slots: NDArray[np.int64],
         idle: float,
-        gpus: Frame | None,
         at_s: float,
         inventory: Inventory,
     ) -> bool:
         """Whether the rank's GPU is as busy as its peers', which spin while they wait for it: then it evaluates for
         all, and does not wait for data itself. idle: the share of the time for which its GPU would wait. False
         where no utilisation is known."""
-        if gpus is None:
-            return False
         ranks = [self._table.subjects[slot] for slot in slots[:PEERS_ASKED].tolist()]
         own = self._table.subjects[int(slots[row])]
-        busy = gpus.column("gpu_utilization_percent")
         means: dict[bool, list[float]] = {True: [], False: []}
         for rank in {own, *ranks}:
             for gpu in inventory.gpus(rank, at_s):
-                place = gpus.index.rows.get(gpu)
-                if place is not None and 0 <= busy[place] <= 100:
-                    total, looks = self._busy.get(gpu, (0.0, 0))
-                    self._busy[gpu] = (total + float(busy[place]), looks + 1)
-                if gpu in self._busy:
-                    total, looks = self._busy[gpu]
+                self._asked.add(gpu)
+                total, looks = self._busy.setdefault(gpu, (0.0, 0.0))
+                if looks:
                     means[rank == own].append(total / looks)
         if not means[True] or not means[False]:
             return False
