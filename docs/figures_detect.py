@@ -29,6 +29,15 @@ def _accused(value: Any) -> str:
     return f"named {ranks(value['nightshift'])} (slow: {value['slow']}){untold}; by level over the median: {rival}"
 
 
+def _missed_faults(runs: Any) -> str:
+    return ", ".join(row["fault"] for run in runs.values() for row in run["faults"] if not row["found"]) or "none"
+
+
+def _delays(runs: Any) -> str:
+    rows = [row for run in runs.values() for row in run["faults"] if row["found"]]
+    return ", ".join(f"{row['fault']} {row['delay_s']:.0f}" for row in rows)
+
+
 def _claims(rows: Any) -> str:
     """Detectors whose rate these days cannot tell, in one cell."""
     return "; ".join(
@@ -604,6 +613,21 @@ TABLES = (
             Row("the leak told before the node was cordoned", "results/lead_before_cordon_h", number(" h", 1, 1)),
             Row("false pages per week", "results/false_pages_per_week", number()),
         ),
+    ),
+    Table(
+        "A gang of four H200s, recorded with faults that were made in it",
+        "gang_replay",
+        "python -m benchmarks.gang_replay tests/recordings/gang_h200x4 --stretch 6",
+        (
+            Row("faults of which the rank is named", "results",
+                lambda d: f"{d['found_right_rank']} of {d['faults']}", "≥ 11 of 12"),
+            Row("not found", "results/runs", _missed_faults),
+            Row("alarms in healthy or benign phases", "results/benign_alarms", number("", 1.0, 0), "0"),
+            Row("seconds from the first step at fault", "results/runs", _delays),
+            Row("the accounts against wall time × GPUs, off by at most", "results/accounts_off", percent, "0 %"),
+        ),
+        "Each recorded second is replayed as six, since detectors wait for minutes. The seconds are of the replay. "
+        "4.5 healthy minutes were recorded.",
     ),
     Table(
         "Stragglers",

@@ -174,6 +174,20 @@ TABLES = (
         "stated chance of a refusal is 1 in 100,000 for each run.",
     ),
     Table(
+        "Preflight on four H200s of one host, with faults that were made",
+        "preflight_gang",
+        "python -m benchmarks.preflight_gang",
+        (
+            Row("GPU slowed by four percent: found, and no other", "results/found/slowed", _of, "all"),
+            Row("copies between two GPUs throttled: found", "results/found/throttled link", _of, "all"),
+            Row("copies from the host throttled: found alone", "results/found/throttled host link", _of, "all"),
+            Row("good passes refused", "results/good_refused", _of, "0"),
+            Row("`nightshift preflight` of all four", "results/preflight/took_s", number(" s", 1.0, 1), "≤ 90 s"),
+        ),
+        "The throttled copies from the host slowed the links of all four GPUs 15-fold, and all four were refused. "
+        "All good passes are of before the faults.",
+    ),
+    Table(
         "ETTR of one training over 9,600 GPUs on Llama 3's failure mix, simulated",
         "ettr",
         "python -m benchmarks.ettr",
