@@ -561,6 +561,6 @@ TABLES = (
             )
         ),
         "Each nest's interval and schedule is in the file. All keep their dependences, and are equal to the bit. "
-        "One thread was measured on a busy machine.",
+        "Measured on a busy machine.",
     ),
 )  # fmt: skip
