@@ -1,7 +1,8 @@
 """Loop schedules found by evolution, against gcc and clang with Polly: `python -m benchmarks.kernels_loops`.
 
-Twelve nests of our own, one thread and then two. Each final schedule races in paired rounds, in a new order each
-round, on fresh inputs. One thread is timed by its own clock, two by the wall's. Writes results/kernels_loops.json.
+Twelve nests of our own, one thread and then two; five seeds, each from nothing. Each final schedule races in paired
+rounds, in a new order each round, on fresh inputs. One thread is timed by its own clock, two by the wall's. Writes
+results/kernels_loops.json after each seed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import statistics
 import subprocess
 import time
 from collections import Counter
@@ -26,11 +28,13 @@ def version(command: str) -> str:
     return subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
-def one(name: str, threads: int, trials: int, rounds: int, clang: str, known: list[str]) -> dict[str, Any]:
+def one(
+    name: str, threads: int, trials: int, seed: int, rounds: int, clang: str, beginning: list[str]
+) -> dict[str, Any]:
     """One nest's row: the search, and the race of what it found."""
     began = time.monotonic()
     court = trial.Court(nest.named(name), threads)
-    made = proposers.evolve(court, trials, 1, known)
+    made = proposers.evolve(court, trials, seed, beginning)
     best = proposers.best_of(made)
     assert best is not None, f"{name}: no schedule was timed"
     others = {"gcc": trial.Built(court.nest, court.nest.source, OPTIMISED)}
@@ -53,32 +57,51 @@ def mean(rows: dict[str, dict[str, Any]], other: str) -> float:
     return math.exp(sum(math.log(row[other][1]) for row in rows.values()) / len(rows))
 
 
+def of_seed(seed: int, threads: int, options: argparse.Namespace, one_thread: dict[str, Any]) -> dict[str, Any]:
+    """All nests of one seed. Searches of more threads begin with what the same seed found for one."""
+    rows: dict[str, dict[str, Any]] = {}
+    trials = options.trials if threads == 1 else options.trials // 3
+    for name in nest.names():
+        beginning = one_thread.get(name, {}).get("actions", [])
+        rows[name] = one(name, threads, trials, seed, options.rounds, options.clang, beginning)
+    others = [other for other in ("gcc", "polly") if all(other in row for row in rows.values())]
+    return {
+        "commit": commit(), "load_at_end": os.getloadavg()[0],
+        "geometric_mean": {other: round(mean(rows, other), 3) for other in others}, "nests": rows,
+    }  # fmt: skip
+
+
+def summary(seeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The geometric mean over each compiler: the least, the median and the most of the seeds."""
+    found: dict[str, Any] = {}
+    for other in ("gcc", "polly"):
+        means = [made["geometric_mean"][other] for made in seeds.values() if other in made["geometric_mean"]]
+        if means:
+            found[other] = [min(means), statistics.median(means), max(means)]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--clang", default=shutil.which("clang-19") or shutil.which("clang") or "")
-    parser.add_argument(
-        "--threads", type=int, nargs="*", default=[1, 2], help="only these, beside the file's others"
-    )
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3, 4, 5], help="these, beside the file's")
     options = parser.parse_args()
     path = RESULTS / "kernels_loops.json"
-    before = json.loads(path.read_text())["results"]["threads"] if path.exists() else {}
+    before = json.loads(path.read_text())["results"] if path.exists() else {}
     results: dict[str, Any] = {
-        "commit": commit(), "cc": version(compiler() or "cc"), "load_at_start": os.getloadavg()[0],
-        "clang": version(options.clang) if options.clang else "none", "seeds": 1, "threads": before,
+        "cc": version(compiler() or "cc"), "clang": version(options.clang) if options.clang else "none",
+        "threads": before.get("threads", {}),
     }  # fmt: skip
-    known = {name: row["actions"] for made in before.values() for name, row in made["nests"].items()}
-    for threads in options.threads:
-        trials = options.trials if threads == 1 else options.trials // 3
-        rows: dict[str, dict[str, Any]] = {}
-        for name in nest.names():
-            rows[name] = one(name, threads, trials, options.rounds, options.clang, known.get(name, []))
-            known[name] = rows[name]["actions"]
-            others = [other for other in ("gcc", "polly") if other in rows[name]]
-            means = {other: round(mean(rows, other), 3) for other in others}
-            results["threads"][str(threads)] = {"commit": commit(), "geometric_mean": means, "nests": rows}
-            results["load_at_end"] = os.getloadavg()[0]
+    for seed in options.seeds:
+        one_thread: dict[str, Any] = {}
+        for threads in (1, 2):
+            made = of_seed(seed, threads, options, one_thread)
+            one_thread = one_thread or made["nests"]
+            told = results["threads"].setdefault(str(threads), {"seeds": {}})
+            told["seeds"][str(seed)] = made
+            told["geometric_mean"] = summary(told["seeds"])
             write("kernels_loops", results)
 
 
