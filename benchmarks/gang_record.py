@@ -2,6 +2,8 @@
 
     python -m benchmarks.gang_record --part ddp --out FOLDER      9.2 min, on a machine with N GPUs
     python -m benchmarks.gang_record --part fsdp --out FOLDER     9.4 min
+    python -m benchmarks.gang_record --part ddp_quiet --out FOLDER      9.2 min, nearly all of it healthy
+    python -m benchmarks.gang_record --part fsdp_quiet --out FOLDER     10 min, the same with one fault at its end
     python -m benchmarks.gang_record --part ddp --out FOLDER --device cpu --ranks 4 --scale 0.5     gloo, to try it
 
 The gang is `benchmarks/gang_worker.py` under torchrun: one process for each GPU, one pod for each process. Every
@@ -16,7 +18,7 @@ collective that it does not call, SIGKILL. No clock, power limit or mode is touc
 | faults | 4.3 | 4.8 |
 | benign | 0.4 | 0.7 |
 
-20 healthy minutes and all faults need 31 minutes of the machine; these parts need 18. A stretch that is replayed
+20 healthy minutes and all faults need 38 minutes of the machine, with the quiet parts. A stretch that is replayed
 four times as slowly (`benchmarks.gang_replay`) has the length that detectors wait for.
 
 FOLDER/PART.nightshift.gz is the recording, PART.json the labels: for each phase its time, the time of the first
@@ -120,7 +122,21 @@ PARTS: dict[str, tuple[GangPhase, ...]] = {
         GangPhase("healthy", 20.0),
         _fault("skip", 75.0, -2),
     ),
+    "ddp_quiet": (
+        GangPhase("healthy", 200.0),
+        GangPhase("batch", 30.0, "benign"),
+        GangPhase("healthy", 270.0),
+    ),
+    "fsdp_quiet": (
+        GangPhase("healthy", 200.0),
+        GangPhase("checkpoint", 30.0, "benign"),
+        GangPhase("healthy", 170.0),
+        GangPhase("evaluation", 30.0, "benign"),
+        GangPhase("healthy", 70.0),
+        _fault("stall", 60.0, 0),
+    ),
 }
+"""By name; what stands before a name's `_` is how the gang trains."""
 
 
 class ProcessPage(http.server.BaseHTTPRequestHandler):
@@ -360,7 +376,7 @@ def ask_ras(timeout_s: float = 15.0) -> bytes:
 
 def record(part: str, given: argparse.Namespace) -> dict[str, Any]:
     work = given.out / f"work-{part}"
-    gang = Gang(work, part, given.device, given.ranks)
+    gang = Gang(work, part.partition("_")[0], given.device, given.ranks)
     try:
         ranks = gang.wait()
         if given.device == "cpu":

@@ -1,6 +1,6 @@
 """The head, proven on one GPU in nine minutes: `make gpu-check`, before any claim about kernels.
 
-    python -m benchmarks.kernels_gpu_check [--seed 0] [--until 530] [--out FILE]
+    python -m benchmarks.kernels_gpu_check [--seed 0] [--until 530] [--out FILE]     # on every card that is there
     python -m benchmarks.kernels_gpu_check --device cpu --families 1 --good 1 --exploits 1   # that every part works
 
 1. Each shipped family's best kernel (`kernels/generate/known.json` for this GPU, else where its search would begin)
@@ -38,6 +38,7 @@ from nightshift.kernels.judge.verdict import Reason
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 FILE = "kernels_gpu_check.json"
+PARTS = ("families", "good", "exploits", "zoo")
 SHARE = 0.72
 """Of the time, after which the first two parts begin nothing more: the last one needs two minutes."""
 
@@ -68,13 +69,13 @@ class Book:
         word = "left" if row.get("not_run") else "right" if row["right"] else "WRONG"
         print(f"[{self.spent_s():.0f} s] {word} {part} {row['name']} {row.get('reason', '')}", flush=True)
 
-    def each(self, pieces: Sequence[Piece], threads: int) -> None:
-        """In one pool: none waits for the slowest of another part. After SHARE of the time no more is begun.
+    def each(self, pieces: Sequence[Piece], threads: int, share: float = SHARE) -> None:
+        """In one pool: none waits for the slowest of another part. After that share of the time no more is begun.
         One that found the GPU's memory taken is judged again, with one beside it."""
         again: list[Piece] = []
 
         def run(piece: Piece, last: bool) -> None:
-            row = {"not_run": True, "right": False} if self.spent_s() > SHARE * self.until_s else piece.row()
+            row = {"not_run": True, "right": False} if self.spent_s() > share * self.until_s else piece.row()
             if row.get("reason") == Reason.vram_taken and not last:
                 again.append(piece)
             else:
@@ -202,6 +203,36 @@ def zoo(book: Book, given: argparse.Namespace) -> None:
     return book.add("zoo", {"name": given.model, "right": right, "reason": str(wrong or ""), "step_s": steps})
 
 
+def spread(given: argparse.Namespace) -> dict[str, Any]:
+    """One process for each card, each with its share of the pieces; the first also has the model."""
+    from benchmarks.part import Part
+
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    files = [given.out.with_suffix(f".{card}.json") for card in range(given.cards)]
+    own = ["--cards", str(given.cards), "--commit", given.commit]
+    parts = [
+        Part(given.out.parent, "kernels_gpu_check", n, *sys.argv[1:], *own, "--share", str(n), "--out", str(file))
+        for n, file in enumerate(files)
+    ]
+    until_s = time.time() + given.until + 60.0
+    while not all(part.over(until_s) for part in parts):
+        time.sleep(0.5)
+    records = [json.loads(file.read_text()) for file in files]  # without one of them there is no check
+    whole: dict[str, Any] = records[0] | {"cards": given.cards, "took_s": max(r["took_s"] for r in records)}
+    for key in (*PARTS, "not_run"):
+        whole[key] = [row for record in records for row in record[key]]
+    given.out.write_text(json.dumps(whole, indent=1) + "\n")
+    return whole
+
+
+def told(record: dict[str, Any], out: Path) -> int:
+    """The exit code, and the last line."""
+    rows = [row for part in PARTS for row in record[part]]
+    right = sum(row["right"] for row in rows)
+    print(f"{right} of {len(rows)} as expected, {len(record['not_run'])} not run; {out}")
+    return 0 if right == len(rows) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -213,33 +244,37 @@ def main() -> int:
     parser.add_argument("--model", default="llama3", help="Of benchmarks.kernels_zoo")
     parser.add_argument("--threads", type=int, default=0, help="Default: 8, on a CPU 1")
     parser.add_argument("--commit", default="", help="Where the checkout has no .git")
+    parser.add_argument("--cards", type=int, default=0, help="0: all")
+    parser.add_argument("--share", type=int, default=-1, help=argparse.SUPPRESS)
     results = Path(os.environ.get("OUT", RESULTS))
     parser.add_argument("--out", type=Path, default=results / FILE)
     given = parser.parse_args()
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
     from nightshift.kernels.judge.host.process import Limits
     from nightshift.kernels.judge.judge import Judge
     from nightshift.version import commit
 
     given.commit = given.commit or commit() or "unknown"
     given.threads = given.threads or (8 if given.device == "cuda" else 1)
+    given.cards = given.cards or (torch.cuda.device_count() if given.device == "cuda" else 1)
+    if given.cards > 1 and given.share < 0:
+        return told(spread(given), given.out)
     # Triton's interpreter takes minutes for what a GPU does in a second
     limits = Limits(import_s=300.0, call_s=300.0) if given.device == "cpu" else Limits()
     with Judge(given.device, interpret=given.device == "cpu", compiled=False, limits=limits) as judge:
         book = Book(given.out, given.until, {
             "commit": given.commit, "judge_sha256": judge_sha256(), "seed": given.seed,
-            "environment": judge.environment.to_json(), "families": [], "good": [], "exploits": [], "zoo": [],
-            "not_run": [],
+            "environment": judge.environment.to_json(), **{part: [] for part in PARTS}, "not_run": [],
         })  # fmt: skip
         pieces = [*families(judge, given), *gallery(judge, given)]
-        book.each(slowest_first(pieces, RESULTS / FILE), given.threads)
-    # its own process has the GPU to itself
-    zoo(book, given)
-    rows = [row for part in ("families", "good", "exploits", "zoo") for row in book.record[part]]
-    right = sum(row["right"] for row in rows)
-    print(f"{right} of {len(rows)} as expected, {len(book.record['not_run'])} not run; {given.out}")
-    return 0 if right == len(rows) else 1
+        mine = slowest_first(pieces, RESULTS / FILE)[max(given.share, 0) :: given.cards]
+        book.each(mine, given.threads, SHARE if given.share < 1 else 1.0)
+    if given.share < 1:  # its own process has the GPU to itself
+        zoo(book, given)
+    return told(book.record, given.out)
 
 
 if __name__ == "__main__":
