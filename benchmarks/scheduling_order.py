@@ -10,8 +10,9 @@
 Traces: each `muri/trace*.csv` under NIGHTSHIFT_DATA (Rivendile/Muri; all was chosen on trace 3, the others are
 for the score), and drawn ones of published shapes (looked at: even seeds). Five cuts or seeds each, of which every
 figure is given over backfill of the same jobs. `gap_closed`: the gain over that of the same order with true
-durations. `--frontier` plays other constants of the order on trace 3, and the exact twin as its reference. It and
-`--only` merge into the committed file, of which only figures of the same rule are kept.
+durations. `--frontier` plays other constants of the order on trace 3, and the exact twin as its reference;
+`--pressures` plays sharing from a lower pressure on, on drawn traces of even seeds. Both, and
+`--only`, merge into the committed file, of which only figures of the same rule are kept.
 """
 
 from __future__ import annotations
@@ -70,8 +71,14 @@ def _within_tail(
     return run
 
 
-def _sharing(jobs: list[TraceJob], seed: int) -> SimulationResult:
-    return Simulation(jobs, SchedulingWorld(), seed, twin=True).run(Steering())
+def _sharing(*, pressure: float | None = None) -> Run:
+    """`pressure`: from which guests come, boldly; none: as it ships."""
+
+    def run(jobs: list[TraceJob], seed: int) -> SimulationResult:
+        rule = Steering() if pressure is None else Steering(from_pressure=pressure, bold_pressure=pressure)
+        return Simulation(jobs, SchedulingWorld(), seed, twin=True).run(rule)
+
+    return run
 
 
 def _least_work_first(state: QueueState) -> None:
@@ -94,7 +101,7 @@ RUNS: dict[str, Run] = {
     "ours": _within_tail(),
     "oracle": _within_tail(knows=True),
     "oracle_without_bound": _oracle_without_bound,
-    "sharing": _sharing,
+    "sharing": _sharing(),
     "backfill_again": _backfill_again,
 }
 FRONTIER: dict[str, Run] = {
@@ -105,6 +112,12 @@ FRONTIER: dict[str, Run] = {
     "from pressure 8": _within_tail(order=lambda: WithinTail(from_pressure=8.0)),
     "exact twin, share 0.85": _within_tail(beside=Twin, order=lambda: WithinTail(share=0.85)),
 }
+PRESSURES: dict[str, Run] = {
+    "as it ships": RUNS["sharing"],
+    "from pressure 0.6": _sharing(pressure=0.6),
+}
+"""Of sharing, on drawn traces of even seeds."""
+PRESSED = ("helios", "ours")
 DRAWN = {name: RUNS[name] for name in ("ours", "sharing", "backfill_again")}
 
 
@@ -186,7 +199,7 @@ def summary(loads: dict[str, Any]) -> dict[str, Any]:
             "mean_jct_s": round(float(np.mean([row[name]["mean_jct_s"]["mean"] for row in rows])), 4),
             "worst": {key: max(row[name][key]["worst"] for row in rows) for key in KEPT},
         }
-        for name in (*RUNS, *FRONTIER)
+        for name in (*RUNS, *FRONTIER, *PRESSURES)
         if name in rows[0]
     } | {"gap_closed": [row.get("gap_closed") for row in rows]}
 
@@ -198,12 +211,14 @@ def main() -> None:
     )
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS, help="only these runs of a trace")
     parser.add_argument("--frontier", action="store_true", help="only other constants, on trace 3")
+    parser.add_argument("--pressures", action="store_true", help="only sharing from a lower pressure on")
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
     files = {path.stem: path for path in sorted(Path(root).glob("**/muri/trace?.csv"))} if root else {}
-    names = [] if given.frontier else given.only or [*files, *shapes.NAMES]
+    is_part = given.frontier or given.pressures
+    names = [] if is_part else given.only or [*files, *shapes.NAMES]
     file = RESULTS / f"{NAME}.json"
-    kept = json.loads(file.read_text())["results"] if (given.only or given.frontier) and file.exists() else {}
+    kept = json.loads(file.read_text())["results"] if (given.only or is_part) and file.exists() else {}
     rule = environment_sha256(SOURCES)
     kept = kept if kept.get("rule_sha256") == rule else {}  # figures of another rule are not kept beside
     results = kept | {"rule_sha256": rule, "rule_sources": list(SOURCES)}
@@ -211,6 +226,11 @@ def main() -> None:
         cuts = parts(trace.read(files["trace3"]), SEEDS)
         loads = {str(load): table(cuts, load, FRONTIER) for load in LOADS["muri"]}
         results["frontier"] = {"loads": loads, "summary": summary(loads)}
+        write(NAME, results)
+    for name in PRESSED if given.pressures else ():
+        cuts = [shapes.drawn(name, 500, seed) for seed in range(0, 2 * SEEDS, 2)]
+        loads = {str(load): table(cuts, load, PRESSURES) for load in LOADS["drawn"]}
+        results.setdefault("pressures", {})[name] = {"loads": loads, "summary": summary(loads)}
         write(NAME, results)
     for name in names:
         if name not in files and name not in shapes.NAMES:
@@ -221,15 +241,11 @@ def main() -> None:
             if is_drawn
             else parts(trace.read(files[name]), SEEDS)
         )
-        loads = {
-            str(load): table(
-                cuts,
-                load,
-                {run: of for run, of in (DRAWN if is_drawn else RUNS).items() if run in given.runs},
-                harder=name == "pai" and load == 0.9,
-            )
-            for load in LOADS["drawn" if is_drawn else "muri"]
-        }
+        runs = {run: of for run, of in (DRAWN if is_drawn else RUNS).items() if run in given.runs}
+        loads = dict(results.get(name, {"loads": {}})["loads"])
+        for load in LOADS["drawn" if is_drawn else "muri"]:
+            harder = name == "pai" and load == 0.9 and "ours" in runs
+            loads[str(load)] = loads.get(str(load), {}) | table(cuts, load, runs, harder=harder)
         results[name] = {"jobs": len(cuts[0]), "loads": loads, "summary": summary(loads)}
         print(name, json.dumps(results[name]["summary"]), flush=True)
         write(NAME, results)
