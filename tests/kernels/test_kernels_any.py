@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
+import time
 from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.kernels_any import LEVELS, Room, is_even, names, shrunken
+from benchmarks import kernels_any
+from benchmarks.kernels_any import LEVELS, Driver, Need, Room, Waiting, Worker, is_even, names, shrunken
 
 CARD = 18
 """GiB, of which 16 are shared when one worker's context takes two: a GiB for each lock."""
@@ -72,3 +78,79 @@ def test_a_draw_takes_even_tasks_of_each_level_alone(tmp_path: Path) -> None:
     assert all(map(is_even, found))
     assert {name.split("/")[0] for name in found[:6]} == set(LEVELS), "levels in turn"
     assert len(names(Namespace(tasks=None, checkout=tmp_path, even=False, draw=None))) == 360
+
+
+def test_large_tasks_come_last_and_one_worker_begins_with_them() -> None:
+    waiting = Waiting(["small", "whole", "large", "other"])
+    for name, gib in (("whole", 200), ("large", 80), ("other", 5)):
+        waiting.add(name, Need(0, gib << 30))
+    begun: list[str] = []
+
+    def take(most: float | None) -> None:
+        while (one := waiting.take(most)) is not None:
+            begun.append(one[0])
+
+    assert waiting.take(105 << 30) == ("large", Need(0, 80 << 30)), "the largest that needs no GPU alone"
+    rest = threading.Thread(target=take, args=(None,))
+    rest.start()
+    while len(begun) < 2:
+        time.sleep(0.01)
+    assert rest.is_alive(), "one is not counted yet"
+    waiting.add("small", Need(0, 0))
+    rest.join(60)
+    assert begun == ["other", "whole", "small"]
+    assert waiting.take() is None
+
+
+class Asked(Worker):
+    """A worker without a process, which answers after a while."""
+
+    asked: ClassVar[list[tuple[str, str, str]]] = []
+
+    def start(self) -> None:
+        self.environment, self.total = {}, CARD << 30
+
+    def ask(self, line: str) -> dict[str, Any]:
+        name, *_ = json.loads(line)
+        lock = str(self.command[self.command.index("--lock") + 1])
+        self.asked.append((name, self.settings["CUDA_VISIBLE_DEVICES"], Path(lock).name))
+        time.sleep(0.05 if "slow" not in name else 2.0)
+        return {"attempted": True, "status": "correct"}
+
+
+def suite(folder: Path, files: Sequence[str]) -> Namespace:
+    for level in LEVELS:
+        (folder / level).mkdir()
+    for name in files:
+        (folder / name).touch()
+    return Namespace(
+        checkout=folder, tasks=None, even=False, draw=None, out=folder / "out.json", until=60.0, end=60.0, each=9.0,
+        workers=2, cards=3, trials=1, tiny=12, card=0, attempt=False, again=False, compile=True, high=False,
+        harness=False,
+    )  # fmt: skip
+
+
+def test_every_card_has_workers_with_a_lock_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_any, "Worker", Asked)
+    monkeypatch.setattr(Asked, "asked", [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    given = suite(tmp_path, [f"level{1 + n % 3}/{n}.py" for n in range(30)])
+    Driver(given).run()
+    assert Counter(name for name, _, _ in Asked.asked) == Counter(names(given)), "each task once"
+    assert {(gpu, lock) for _, gpu, lock in Asked.asked} == {("4", "gpu0"), ("6", "gpu1"), ("7", "gpu2")}
+    assert {gpu for _, gpu, _ in Asked.asked[:3]} == {"4", "6", "7"}, "the first tasks are spread"
+
+
+def test_what_is_under_way_at_the_end_is_done_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels_any, "Worker", Asked)
+    monkeypatch.setattr(Asked, "asked", [])
+    given = suite(tmp_path, ["level1/1.py", "level2/2_slow.py", "level3/3.py"])
+    given.end = 0.6
+    Driver(given).run()
+    assert set(json.loads(given.out.read_text())["rows"]) == {"level1/1.py", "level3/3.py"}
+    given.end = 60.0
+    Driver(given).run()
+    assert set(json.loads(given.out.read_text())["rows"]) == set(names(given))
+    assert Counter(name for name, _, _ in Asked.asked)["level1/1.py"] == 1
