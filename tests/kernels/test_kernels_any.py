@@ -103,9 +103,11 @@ def test_large_tasks_come_last_and_one_worker_begins_with_them() -> None:
 
 
 class Asked(Worker):
-    """A worker without a process, which answers after a while."""
+    """A worker without a process. together: each waits with its first answer until all have been asked."""
 
     asked: ClassVar[list[tuple[str, str, str]]] = []
+    together: ClassVar[threading.Barrier] = threading.Barrier(1)
+    slow: ClassVar[threading.Event] = threading.Event()
 
     def start(self) -> None:
         self.environment, self.total = {}, CARD << 30
@@ -113,8 +115,12 @@ class Asked(Worker):
     def ask(self, line: str) -> dict[str, Any]:
         name, *_ = json.loads(line)
         lock = str(self.command[self.command.index("--lock") + 1])
+        first, self.begun = not getattr(self, "begun", False), True
         self.asked.append((name, self.settings["CUDA_VISIBLE_DEVICES"], Path(lock).name))
-        time.sleep(0.05 if "slow" not in name else 2.0)
+        if "slow" in name:
+            self.slow.wait(60)
+        elif first:
+            self.together.wait(60)
         return {"attempted": True, "status": "correct"}
 
 
@@ -130,27 +136,37 @@ def suite(folder: Path, files: Sequence[str]) -> Namespace:
     )  # fmt: skip
 
 
-def test_every_card_has_workers_with_a_lock_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> type[Asked]:
     monkeypatch.setattr(kernels_any, "Worker", Asked)
     monkeypatch.setattr(Asked, "asked", [])
+    monkeypatch.setattr(Asked, "slow", threading.Event())
+    return Asked
+
+
+def test_every_card_has_workers_with_a_lock_of_its_own(
+    tmp_path: Path, asked: type[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asked, "together", threading.Barrier(6))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     given = suite(tmp_path, [f"level{1 + n % 3}/{n}.py" for n in range(30)])
     Driver(given).run()
-    assert Counter(name for name, _, _ in Asked.asked) == Counter(names(given)), "each task once"
-    assert {(gpu, lock) for _, gpu, lock in Asked.asked} == {("4", "gpu0"), ("6", "gpu1"), ("7", "gpu2")}
-    assert {gpu for _, gpu, _ in Asked.asked[:3]} == {"4", "6", "7"}, "the first tasks are spread"
+    assert Counter(name for name, _, _ in asked.asked) == Counter(names(given)), "each task once"
+    begun = Counter((gpu, lock) for _, gpu, lock in asked.asked[:6])
+    assert begun == {("4", "gpu0"): 2, ("6", "gpu1"): 2, ("7", "gpu2"): 2}
 
 
-def test_what_is_under_way_at_the_end_is_done_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels_any, "Worker", Asked)
-    monkeypatch.setattr(Asked, "asked", [])
+def test_what_is_under_way_at_the_end_is_done_by_the_next_run(tmp_path: Path, asked: type[Asked]) -> None:
     given = suite(tmp_path, ["level1/1.py", "level2/2_slow.py", "level3/3.py"])
-    given.end = 0.6
-    Driver(given).run()
+    driver = Driver(given)
+    running = threading.Thread(target=driver.run)
+    running.start()
+    while len(driver.rows) < 2:
+        time.sleep(0.01)
+    driver.stop()
+    running.join(60)
+    asked.slow.set()
     assert set(json.loads(given.out.read_text())["rows"]) == {"level1/1.py", "level3/3.py"}
-    given.end = 60.0
     Driver(given).run()
     assert set(json.loads(given.out.read_text())["rows"]) == set(names(given))
-    assert Counter(name for name, _, _ in Asked.asked)["level1/1.py"] == 1
+    assert Counter(name for name, _, _ in asked.asked)["level1/1.py"] == 1
