@@ -46,6 +46,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,7 @@ class Bench:
         with contextlib.suppress(Exception):
             task = load_task(checkout(self.given.checkout) / name, device="meta")
             author = region_author(task.problem, task.forms, self.device)
-            self._compile(task.problem, task.forms, contestants(author, task.problem.cases[0])[:1])
+            self._compile(task.problem, task.forms, [*islice(contestants(author, task.problem.cases[0]), 1)])
             return author
         return None
 
@@ -336,16 +337,16 @@ class Bench:
         case = problem.cases[0]
         scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
         request = Request(scope, None if self.device == "cpu" else pace)
-        first, *others = [*contestants(author, case), None][: max(1, self.given.trials)]
-        found, started = dict[str, Any](), time.time()
+        made = contestants(author, case)
+        first, found, started = next(made, None), dict[str, Any](), time.time()
         if first is not None:
             found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
             found["_refused"] = first.candidate if found["status"] == "wrong" else None
             floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
             tell({**_words(row), **_words(found), "next_s": self.given.each})
-            others = [made for made in others if made is not None]
             quick = time.time() - started < self.given.each / 3
-            if others and quick and self.device == "cuda" and not _is_enough(found, floor * 1e6):
+            searching = quick and self.device == "cuda" and not _is_enough(found, floor * 1e6)
+            if others := [*islice(made, max(0, self.given.trials - 1))] if searching else []:
                 self._compile(problem, task.forms, others)
                 found = self._searched(found, problem, author, others, request)
         eager = found.get("speed", {}).get("eager", {"point": 1.0})

@@ -53,6 +53,8 @@ class RegionFamily:
     device: str
     name: str = "regions"
     made: dict[str, Composition] = field(default_factory=dict)
+    written: dict[tuple[Any, ...], Composition] = field(default_factory=dict)
+    """By what they were written for: a network takes seconds."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -102,6 +104,13 @@ class RegionFamily:
 
     def composed(self, case: Case, config: Config) -> Composition:
         """The candidate of one configuration. Raises GeneratorError that names the operator that cannot be cut."""
+        key = (self.problem.name, case, *sorted(config.items()))
+        if key not in self.written:
+            self.written[key] = made = self._composed(case, config)
+            self.made[made.candidate.sha256] = made
+        return self.written[key]
+
+    def _composed(self, case: Case, config: Config) -> Composition:
         numbers = {key: int(config[key]) for key in ("block", "warps", "rows", "persistent")}
         product, convolution = (self._tiles(config, key) for key in ("product", "convolution"))
         turned = config["channels"] == "last" and convolution is None
@@ -110,9 +119,7 @@ class RegionFamily:
             made = Composer(self.graph, plan).composed(self.problem.name, case)
         except GraphError as error:
             raise GeneratorError(f"{self.name}: {error}") from error
-        made = replace(made, config=config)
-        self.made[made.candidate.sha256] = made
-        return made
+        return replace(made, config=config)
 
     def _tiles(self, config: Config, key: str) -> ProductSchedule | None:
         tile = TILES.get(str(config[key]))
@@ -143,16 +150,17 @@ def region_author(problem: Problem, forms: Inputs, device: str, seed: int = 0) -
     return Template(family, seed, Warm(beginnings(family)), spread=4)
 
 
-def contestants(author: Template, case: Case) -> list[Composition]:
-    """What an author begins with, each text once, without what only calls torch. Raises GeneratorError."""
+def contestants(author: Template, case: Case) -> Iterator[Composition]:
+    """What an author begins with, each text once, without what only calls torch; each is written when its
+    turn comes. Raises GeneratorError."""
     family = author.family
     assert isinstance(family, RegionFamily)
-    kept: dict[str, Composition] = {}
+    given = set[str]()
     for config in author.warm.configs:
         made = family.composed(case, config)
-        if made.candidate.kind != "library":
-            kept.setdefault(made.candidate.sha256, made)
-    return list(kept.values())
+        if made.candidate.kind != "library" and made.candidate.sha256 not in given:
+            given.add(made.candidate.sha256)
+            yield made
 
 
 def attempted(author: Template, case: Case) -> Composition:
