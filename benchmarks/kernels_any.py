@@ -204,19 +204,21 @@ class Bench:
     def __init__(self, given: argparse.Namespace, judge: Any) -> None:
         self.given, self.judge = given, judge
         self.room = Room(given)
+        self._told, self._ends, self.waited_s = dict[str, Any](), 0.0, 0.0
+        if judge is not None:
+            judge.quiet.waiting = self._waiting
         self.device = "cuda" if judge is not None and judge.device == "cuda" else "cpu"
 
     def task(self, name: str, need: Need) -> dict[str, Any]:
         """The row of one task; where others left it no memory, of a second turn with the whole GPU."""
-        tell({"attempted": False, "next_s": 2 * self.given.each})
-        with self._watched():
-            author = self._prepared(name) if self.device == "cuda" else None
+        self._tell({"attempted": False}, 2 * self.given.each)
+        author = self._prepared(name) if self.device == "cuda" else None
         row = self._turn(name, need, author)
         return self._turn(name, Need(), author) if _found_no_memory(row) else row
 
     def _turn(self, name: str, need: Need, author: Any) -> dict[str, Any]:
-        row: dict[str, Any] = {"attempted": False, "need_gib": need.to_json(), "waited_s": 0.0}
-        started = time.time()
+        row: dict[str, Any] = {"attempted": False, "need_gib": need.to_json()}
+        started, self.waited_s = time.time(), 0.0
         try:
             with tempfile.TemporaryDirectory() as folder:
                 with self._share(need.load, row):
@@ -232,17 +234,37 @@ class Bench:
         except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
             row["why"] = f"{type(error).__name__}: {error}"[:600]
             row["broken"] = True
+        faulthandler.cancel_dump_traceback_later()
         self._drop()
-        return {**row, "took_s": round(time.time() - started - row["waited_s"], 1)}
+        return {**row, "waited_s": round(self.waited_s, 1), "took_s": round(self._worked(started), 1)}
+
+    def _tell(self, row: dict[str, Any], seconds: float) -> None:
+        """How far a task is, and how many seconds until the next word. One that is lost says where it was."""
+        self._told, self._ends = _words(row), time.time() + seconds
+        tell({**self._told, "waited_s": round(self.waited_s, 1), "next_s": seconds})
+        faulthandler.dump_traceback_later(max(1.0, seconds - 5))
+
+    def _worked(self, started: float) -> float:
+        """Seconds since then that this turn did not wait."""
+        return time.time() - started - self.waited_s
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Others have the GPU, or its memory. A task's time is what it does not wait."""
+        told, started, left = self._told, time.time(), self._ends - time.time()
+        self._tell(told, _LONGEST_WAIT_S)
+        yield
+        self.waited_s += time.time() - started
+        self._tell(told, max(1.0, left))
 
     @contextlib.contextmanager
     def _share(self, wanted: int, row: dict[str, Any]) -> Iterator[None]:
         """A share of the GPU's memory. What is done with it has its time from then on."""
-        tell({**_words(row), "next_s": _LONGEST_WAIT_S})
-        started = time.time()
-        with self.room.of(wanted), self._watched():
-            row["waited_s"] = round(row["waited_s"] + time.time() - started, 1)
-            tell({**_words(row), "next_s": self.given.each})
+        self._told = _words(row)
+        with contextlib.ExitStack() as stack:
+            with self._waiting():
+                stack.enter_context(self.room.of(wanted))
+            self._tell(row, self.given.each)
             yield
 
     def _compile(self, problem: Any, forms: Any, made: Sequence[Any]) -> None:
@@ -262,15 +284,6 @@ class Bench:
             self._compile(task.problem, task.forms, [*islice(contestants(author, task.problem.cases[0]), 1)])
             return author
         return None
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A task that is lost says where it was."""
-        faulthandler.dump_traceback_later(max(1.0, self.given.each - 5))
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
     def _loaded(self, name: str, folder: Path, row: dict[str, Any]) -> Any:
         """The task; on a CPU at the smallest sizes at which its model still runs, and the bound of them."""
@@ -338,13 +351,13 @@ class Bench:
         scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
         request = Request(scope, None if self.device == "cpu" else pace)
         made = contestants(author, case)
-        first, found, started = next(made, None), dict[str, Any](), time.time()
+        first, found, started, before = next(made, None), dict[str, Any](), time.time(), self.waited_s
         if first is not None:
             found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
             found["_refused"] = first.candidate if found["status"] == "wrong" else None
             floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
-            tell({**_words(row), **_words(found), "next_s": self.given.each})
-            quick = time.time() - started < self.given.each / 3
+            self._tell({**row, **found}, self.given.each)
+            quick = self._worked(started) + before < self.given.each / 3
             searching = quick and self.device == "cuda" and not _is_enough(found, floor * 1e6)
             if others := [*islice(made, max(0, self.given.trials - 1))] if searching else []:
                 self._compile(problem, task.forms, others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks import kernels_any
-from benchmarks.kernels_any import LEVELS, Driver, Need, Room, Waiting, Worker, is_even, names, shrunken
+from benchmarks.kernels_any import LEVELS, Bench, Driver, Need, Room, Waiting, Worker, is_even, names, shrunken
+from nightshift.kernels.judge.race.gpu_access import Quiet
 
 CARD = 18
 """GiB, of which 16 are shared when one worker's context takes two: a GiB for each lock."""
@@ -51,6 +53,30 @@ def test_tasks_share_a_card_and_wait_for_what_is_held(tmp_path: Path) -> None:
         assert not alone.wait(0.3), "the whole card is not free"
     large.join(60)
     assert alone.is_set()
+
+
+def test_waiting_for_the_gpu_takes_nothing_of_a_tasks_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[dict[str, Any]] = []
+    monkeypatch.setattr(kernels_any, "tell", words.append)
+    judge, other = Namespace(device="cpu", quiet=Quiet(tmp_path / "quiet")), Quiet(tmp_path / "quiet")
+    bench = Bench(Namespace(lock=None, workers=1, card=0, each=9.0), judge)
+    bench._tell({"attempted": True}, 9.0)
+
+    def examine() -> None:
+        with judge.quiet.shared():
+            pass
+
+    with other.alone():
+        examiner = threading.Thread(target=examine)
+        examiner.start()
+        examiner.join(0.5)
+        assert examiner.is_alive()
+    examiner.join(60)
+    faulthandler.cancel_dump_traceback_later()
+    assert [word["attempted"] for word in words] == [True] * 3, "what is known of the task stays"
+    assert words[1]["next_s"] > 60, "it is not lost while others race"
+    assert words[2]["next_s"] > 8.0
+    assert words[2]["waited_s"] > 0.3
 
 
 @pytest.mark.full

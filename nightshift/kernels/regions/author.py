@@ -178,6 +178,8 @@ def attempted(author: Template, case: Case) -> Composition:
 
 _SHAPES = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze"})
 """Views of another shape and the same order of elements."""
+_ALIKE = 8
+"""Parts of one tensor, of one shape, that are read where they lie."""
 _SMALL = 4096
 """Elements of a tensor that the graph holds as a constant, at most."""
 
@@ -228,9 +230,17 @@ class Composer:
                 self.in_memory[node] = None
             elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
                 self._call(node, "no kernel is written for it")
-        for node in self.outputs:
-            self.in_memory[node] = None
+        self.in_memory |= dict.fromkeys([*self._parts(), *self.outputs])
         self._settle()
+
+    def _parts(self) -> list[Node]:
+        """The parts of what lies in memory and is read part by part, as a recurrent network's steps do: each lies
+        where it is, so that one kernel reads any of them."""
+        parts: dict[Any, list[Node]] = {}
+        for node in self.nodes:
+            if name_of(node) in ("select", "slice") and node in self.alive and node.args[0] in self.in_memory:
+                parts.setdefault((node.args[0], shape_of(node)), []).append(node)
+        return [node for alike in parts.values() if len(alike) >= _ALIKE for node in alike]
 
     def _lay_out(self) -> None:
         """The graph in the order in memory that the plan's products and torch's calls take."""
