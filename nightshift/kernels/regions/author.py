@@ -22,6 +22,7 @@ from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template, Warm
 from nightshift.kernels.problem import Case, Inputs, Problem
 from nightshift.kernels.regions.graph import (
+    BUSY,
     LAID,
     STRIDES,
     GraphError,
@@ -35,7 +36,7 @@ from nightshift.kernels.regions.graph import (
 )
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
-from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
+from nightshift.kernels.regions.product import PRODUCTS, ProductSchedule, product_kernel, writes_product
 
 TILES = {
     "128x128x32": (128, 128, 32, 8, 3), "128x64x32": (128, 64, 32, 4, 3), "64x64x32": (64, 64, 32, 4, 3),
@@ -123,7 +124,8 @@ class RegionFamily:
 
     def _tiles(self, config: Config, key: str) -> ProductSchedule | None:
         tile = TILES.get(str(config[key]))
-        return ProductSchedule(*tile, str(config["precision"])) if tile else None
+        busy = BUSY // 4 if self.device == "cuda" else 0  # of fewer, most multiprocessors have none
+        return ProductSchedule(*tile, str(config["precision"]), busy) if tile else None
 
 
 def beginnings(family: RegionFamily) -> tuple[Config, ...]:
@@ -246,16 +248,17 @@ class Composer:
         """The graph in the order in memory that the plan's products and torch's calls take."""
         self.module = copied(self.module)
         if self.plan.product is not None:
-            self.module = depth_last(deep_in_parts(self.module))
+            self.module = depth_last(deep_in_parts(self.module), self._product_plan)
         if self.plan.forward:
             self.module = forwarded(self.module)
-        if self.plan.channels_last and self._calls_only_convolutions():
+        if self.plan.channels_last and self._calls_keep_to_rows():
             self.module = channels_last(self.module, self._is_torchs)
 
-    def _calls_only_convolutions(self) -> bool:
-        """Other calls may pass on the layout that they are given, and no kernel here would know."""
+    def _calls_keep_to_rows(self) -> bool:
+        """Whether torch makes convolutions and products alone: other calls may pass on the layout that they are
+        given, and no kernel here would know."""
         torchs = [n for n in self.module.graph.nodes if n.op == "call_function" and self._is_torchs(n)]
-        return all(name_of(node) == "convolution" for node in torchs)
+        return all(name_of(node) in ("convolution", *PRODUCTS) for node in torchs)
 
     def _is_torchs(self, node: Node) -> bool:
         return not kind_of(node) and not self._product_plan(node)
@@ -263,7 +266,7 @@ class Composer:
     def _product_plan(self, node: Node) -> ProductSchedule | None:
         convolution = name_of(node) == "convolution"
         schedule = self.plan.convolution if convolution else self.plan.product
-        return schedule if schedule is not None and writes_product(node) else None
+        return schedule if schedule is not None and writes_product(node) and schedule.fits(node) else None
 
     def _call(self, node: Node, why: str) -> None:
         self.calls[node] = why
