@@ -436,9 +436,8 @@ class Composer:
             ]
         if _is_item(node):
             return [f"{name} = {names[node.args[0]]}[{node.args[1]}]"]  # type: ignore[index]
-        target = "reshape" if name_of(node) in ("view", "_unsafe_view") else ""
-        if target:
-            return [f"{name} = {_text(node.args[0], names)}.reshape({shape_of(node)})"]
+        if kind_of(node) == "view" and (view := _view(node)):
+            return [f"{name} = {_text(node.args[0], names)}.{view}"]
         values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
         form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
         turned = STRIDES in node.meta and name_of(node) == "convolution"
@@ -470,6 +469,22 @@ def _file(problem: str, case: Case, kind: Kind, kernels: Sequence[str], lines: S
 def _device(nodes: Sequence[Node]) -> str:
     places = [n for n in nodes if n.op == "placeholder"]
     return f"a[{next((i for i, n in enumerate(places) if is_tensor(n)), 0)}].device"
+
+
+def _view(node: Node) -> str:
+    """A view as a tensor's own method: an operator that is called by its name counts as a library's. Empty where
+    there is none."""
+    name, args = name_of(node), list[Any](node.args[1:])
+    if name in ("view", "_unsafe_view"):
+        return f"reshape({shape_of(node)})"
+    if name == "slice":
+        defaults: list[Any] = [0, 0, None, 1]
+        dim, start, _, step = [*args, *defaults[len(args) :]]
+        size = shape_of(node.all_input_nodes[0])[dim]
+        begun = max(0, start + size if start < 0 else min(start, size)) if start else 0
+        return f"narrow({dim}, {begun}, {shape_of(node)[dim]})" if step == 1 else ""
+    methods = ("select", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand")
+    return f"{name}({', '.join(map(str, args))})" if name in methods and not node.kwargs else ""
 
 
 def _is_item(node: Node) -> bool:
