@@ -1,14 +1,15 @@
 """The published KernelBench with the author of regions: what is attempted, accepted and faster, task by task.
 
-    python -m benchmarks.kernels_any CHECKOUT --draw 1 --harness --until 380 --out FILE.json   # on a GPU; resumable
+    python -m benchmarks.kernels_any CHECKOUT --draw 1 --harness --until 470 --end 540 --out FILE.json   # on GPUs
     python -m benchmarks.kernels_any CHECKOUT --draw 1 --tiny 12 --out FILE.json               # a CPU, shrunken
     python -m benchmarks.kernels_any CHECKOUT --even --attempt --out FILE.json                 # no judge, no GPU
 
 CHECKOUT is a clone of ScalingIntelligence/KernelBench (or its folder with level1, level2, level3). `--even` takes
 the tasks that choices may be made on: the MD5 of their file's name is even. `--draw SEED` takes 30, 20 and 10 of
 them, `--tasks FILE` those listed by line (`level1/25_Swish.py`); without any, all of levels 1 to 3. What the result
-file already holds is kept. Workers are processes of one task at a time: one that dies, or takes longer than
-`--each`, costs that task alone.
+file already holds is kept. Workers are processes of one task at a time, `--workers` of them on each GPU: one that
+dies, or takes longer than `--each`, costs that task alone. What is under way at `--end`, or when the run is killed,
+has no row, and is done by the next run.
 
 `--attempt` writes the first candidates of every task at its published sizes and compiles their kernels for an H100,
 without a GPU: nothing is computed or judged.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import hashlib
@@ -42,8 +44,9 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -154,28 +157,29 @@ class Room:
 
     def __init__(self, given: argparse.Namespace) -> None:
         """given.card: bytes of a GPU that is none, for a trial of the locks on a CPU."""
-        self.folder = Path(given.lock).parent if given.lock else None
+        self.lock = Path(given.lock) if given.lock else None
         self.workers, self.card = given.workers, given.card << 30
 
     @contextlib.contextmanager
     def of(self, wanted: int) -> Iterator[None]:
         import torch
 
-        if self.folder is None or not (self.card or torch.cuda.is_available()):
+        if self.lock is None or not (self.card or torch.cuda.is_available()):
             yield
             return
         total = self.card or torch.cuda.get_device_properties(0).total_memory
         total -= (2 << 30) * self.workers  # contexts
         count = min(self.PARTS, -(-wanted * self.PARTS // total))
         with contextlib.ExitStack() as stack:
-            places = [stack.enter_context((self.folder / f"part{n}").open("a")) for n in range(self.PARTS)]
+            files = [self.lock.with_suffix(f".part{n}") for n in range(self.PARTS)]
+            places = [stack.enter_context(file.open("a")) for file in files]
             while not self._taken(places, count):  # all at once or nothing: a task that waits blocks no other
                 time.sleep(0.05)
             yield
 
     def _taken(self, places: Sequence[Any], count: int) -> bool:
-        assert self.folder is not None
-        with (self.folder / "turn").open("a") as turn:
+        assert self.lock is not None
+        with self.lock.with_suffix(".turn").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             held = [place for place in places if _locked(place)]
             for place in held[count if len(held) >= count else 0 :]:
@@ -200,21 +204,21 @@ class Bench:
     def __init__(self, given: argparse.Namespace, judge: Any) -> None:
         self.given, self.judge = given, judge
         self.room = Room(given)
+        self._told, self._ends, self.waited_s = dict[str, Any](), 0.0, 0.0
+        if judge is not None:
+            judge.quiet.waiting = self._waiting
         self.device = "cuda" if judge is not None and judge.device == "cuda" else "cpu"
 
-    def task(self, name: str) -> dict[str, Any]:
+    def task(self, name: str, need: Need) -> dict[str, Any]:
         """The row of one task; where others left it no memory, of a second turn with the whole GPU."""
-        tell({"attempted": False, "next_s": 2 * self.given.each})
-        with self._watched():
-            on_gpu = self.device == "cuda" or self.given.card
-            need = self._need(name) if on_gpu else Need(0, 0)
-            author = self._prepared(name) if on_gpu else None
+        self._tell({"attempted": False}, 2 * self.given.each)
+        author = self._prepared(name) if self.device == "cuda" else None
         row = self._turn(name, need, author)
         return self._turn(name, Need(), author) if _found_no_memory(row) else row
 
     def _turn(self, name: str, need: Need, author: Any) -> dict[str, Any]:
-        row: dict[str, Any] = {"attempted": False, "need_gib": need.to_json(), "waited_s": 0.0}
-        started = time.time()
+        row: dict[str, Any] = {"attempted": False, "need_gib": need.to_json()}
+        started, self.waited_s = time.time(), 0.0
         try:
             with tempfile.TemporaryDirectory() as folder:
                 with self._share(need.load, row):
@@ -230,30 +234,43 @@ class Bench:
         except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
             row["why"] = f"{type(error).__name__}: {error}"[:600]
             row["broken"] = True
+        faulthandler.cancel_dump_traceback_later()
         self._drop()
-        return {**row, "took_s": round(time.time() - started - row["waited_s"], 1)}
+        return {**row, "waited_s": round(self.waited_s, 1), "took_s": round(self._worked(started), 1)}
+
+    def _tell(self, row: dict[str, Any], seconds: float) -> None:
+        """How far a task is, and how many seconds until the next word. One that is lost says where it was."""
+        self._told, self._ends = _words(row), time.time() + seconds
+        tell({**self._told, "waited_s": round(self.waited_s, 1), "next_s": seconds})
+        faulthandler.dump_traceback_later(max(1.0, seconds - 5))
+
+    def _worked(self, started: float) -> float:
+        """Seconds since then that this turn did not wait."""
+        return time.time() - started - self.waited_s
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Others have the GPU, or its memory. A task's time is what it does not wait."""
+        told, started, left = self._told, time.time(), self._ends - time.time()
+        self._tell(told, _LONGEST_WAIT_S)
+        yield
+        self.waited_s += time.time() - started
+        self._tell(told, max(1.0, left))
 
     @contextlib.contextmanager
     def _share(self, wanted: int, row: dict[str, Any]) -> Iterator[None]:
         """A share of the GPU's memory. What is done with it has its time from then on."""
-        tell({**_words(row), "next_s": _LONGEST_WAIT_S})
-        started = time.time()
-        with self.room.of(wanted), self._watched():
-            row["waited_s"] = round(row["waited_s"] + time.time() - started, 1)
-            tell({**_words(row), "next_s": self.given.each})
+        self._told = _words(row)
+        with contextlib.ExitStack() as stack:
+            with self._waiting():
+                stack.enter_context(self.room.of(wanted))
+            self._tell(row, self.given.each)
             yield
 
     def _compile(self, problem: Any, forms: Any, made: Sequence[Any]) -> None:
         with ThreadPoolExecutor(max(1, len(made))) as pool:
             for one in made if self.judge is not None else ():
                 pool.submit(self.judge.compile_ahead, one.candidate, problem, forms)
-
-    def _need(self, name: str) -> Need:
-        """As the driver has counted it, where it has."""
-        known = Path(self.given.lock).with_name("needs.json")
-        if self.given.lock and known.exists():
-            return Need(*json.loads(known.read_text())[name])
-        return needed(checkout(self.given.checkout) / name)
 
     def _prepared(self, name: str) -> Any:
         """What needs no memory of a GPU: the graph, the first candidates and their kernels. None where a task
@@ -264,18 +281,9 @@ class Bench:
         with contextlib.suppress(Exception):
             task = load_task(checkout(self.given.checkout) / name, device="meta")
             author = region_author(task.problem, task.forms, self.device)
-            self._compile(task.problem, task.forms, contestants(author, task.problem.cases[0])[:1])
+            self._compile(task.problem, task.forms, [*islice(contestants(author, task.problem.cases[0]), 1)])
             return author
         return None
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A task that is lost says where it was."""
-        faulthandler.dump_traceback_later(max(1.0, self.given.each - 5))
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
     def _loaded(self, name: str, folder: Path, row: dict[str, Any]) -> Any:
         """The task; on a CPU at the smallest sizes at which its model still runs, and the bound of them."""
@@ -342,16 +350,16 @@ class Bench:
         case = problem.cases[0]
         scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
         request = Request(scope, None if self.device == "cpu" else pace)
-        first, *others = [*contestants(author, case), None][: max(1, self.given.trials)]
-        found, started = dict[str, Any](), time.time()
+        made = contestants(author, case)
+        first, found, started, before = next(made, None), dict[str, Any](), time.time(), self.waited_s
         if first is not None:
             found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
             found["_refused"] = first.candidate if found["status"] == "wrong" else None
             floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
-            tell({**_words(row), **_words(found), "next_s": self.given.each})
-            others = [made for made in others if made is not None]
-            quick = time.time() - started < self.given.each / 3
-            if others and quick and self.device == "cuda" and not _is_enough(found, floor * 1e6):
+            self._tell({**row, **found}, self.given.each)
+            quick = self._worked(started) + before < self.given.each / 3
+            searching = quick and self.device == "cuda" and not _is_enough(found, floor * 1e6)
+            if others := [*islice(made, max(0, self.given.trials - 1))] if searching else []:
                 self._compile(problem, task.forms, others)
                 found = self._searched(found, problem, author, others, request)
         eager = found.get("speed", {}).get("eager", {"point": 1.0})
@@ -514,12 +522,19 @@ def _us(seconds: float) -> float | None:
     return round(seconds * 1e6, 2) if math.isfinite(seconds) else None
 
 
+def end_with_driver() -> None:
+    """A worker has a session of its own, which would outlive a driver that is killed, on its GPU."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+
+
 def work(given: argparse.Namespace) -> None:
     """Answer each line of the input with one line of JSON, behind a mark: what libraries print is no answer."""
     if given.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
     if given.attempt:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    end_with_driver()
     import torch
 
     from nightshift.kernels.judge.judge import Judge
@@ -532,10 +547,12 @@ def work(given: argparse.Namespace) -> None:
     )  # fmt: skip
     with made as judge:
         bench = Bench(given, judge)
-        tell({"environment": judge.environment.to_json() if judge else {}})
+        total = given.card << 30 if cpu else torch.cuda.get_device_properties(0).total_memory
+        tell({"environment": judge.environment.to_json() if judge else {}, "total": total})
         for line in sys.stdin:
+            name, *need = json.loads(line)
             with where() as seconds:
-                row = bench.task(line.strip())
+                row = bench.task(name, Need(*need))
             tell({**row, "where_s": seconds()})
 
 
@@ -606,6 +623,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def work_harness(given: argparse.Namespace) -> None:
     """Answer each line, the source of a task and of a ModelNew, with what KernelBench's own evaluation says."""
+    end_with_driver()
     sys.path.insert(0, str(given.checkout / "src"))
     sys.meta_path.append(_Absent())  # asked last: what is installed is taken
     import torch
@@ -616,7 +634,7 @@ def work_harness(given: argparse.Namespace) -> None:
     from nightshift.kernels.judge.race.gpu_access import Quiet
 
     quiet, room = Quiet(Path(given.lock)), Room(given)
-    tell({"environment": {}})
+    tell({"environment": {}, "total": 0})
     for line in sys.stdin:
         reference, new, need = json.loads(line)
         tell({"next_s": _LONGEST_WAIT_S})
@@ -675,41 +693,57 @@ def names(given: argparse.Namespace) -> list[str]:
 
 
 class Worker:
-    """A process that is given tasks; started again where it ended."""
+    """A process that is given tasks, on one GPU of this machine; started again where it ended."""
 
-    def __init__(self, given: argparse.Namespace, command: Sequence[str]) -> None:
+    def __init__(self, given: argparse.Namespace, command: Sequence[str], gpu: int, threads: int) -> None:
+        from nightshift.kernels.loop.fan_out import visible
+
         self.given, self.command = given, command
+        self.settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        self.settings["CUDA_VISIBLE_DEVICES"] = visible(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self.process: subprocess.Popen[str] | None = None
         self.rows: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.environment: dict[str, Any] = {}
+        self.environment: dict[str, Any] | None = None
+        self.total = 0
+        """Bytes of its GPU."""
 
-    def ask(self, line: str) -> dict[str, Any]:
-        if self.process is None or self.process.poll() is not None:
-            self._start()
+    def ready(self) -> bool:
+        """Whether it listens; started where it does not run."""
+        self.start()
+        if self.environment is None:
             told = self._next(180.0)
             if told is None:
                 self.end()
-                return {"attempted": False, "why": "no worker starts", "broken": True}
-            self.environment = told["environment"]
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+                return False
+            self.environment, self.total = told["environment"], told["total"]
+        return True
+
+    def ask(self, line: str) -> dict[str, Any]:
+        if not self.ready():
+            return {"attempted": False, "why": "no worker starts", "broken": True}
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended since: there is no answer
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
         row, begun = self._next(self.given.each), dict[str, Any]()
         while row is not None and "next_s" in row:  # not the answer yet: how long until the next word
             begun = row
             row = self._next(begun.pop("next_s"))
         if row is None:
-            ended = self.process.poll()
+            ended = process.poll()
             self.end()
             why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
             return {"attempted": False, **begun, "why": why, **({} if "status" in begun else {"broken": True})}
         return row
 
-    def _start(self) -> None:
-        self.rows = queue.SimpleQueue()
+    def start(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            return
+        self.rows, self.environment = queue.SimpleQueue(), None
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        start_new_session=True)  # fmt: skip
+                                        env={**os.environ, **self.settings}, start_new_session=True)  # fmt: skip
         threading.Thread(target=self._read, args=(self.process, self.rows), daemon=True).start()
 
     @staticmethod
@@ -777,70 +811,158 @@ def summary(tasks: Sequence[str], rows: dict[str, dict[str, Any]]) -> dict[str, 
     return told
 
 
-def small_first(names: Sequence[str], given: argparse.Namespace, known: Path) -> list[str]:
-    """Tasks that need much memory last: one of them keeps a GPU to itself. Those of one class stay in order.
-    `known`: a file for what each needs, which the workers read."""
-    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
-        needs = dict(zip(names, pool.map(needed, [checkout(given.checkout) / name for name in names]), strict=True))
-    known.write_text(json.dumps({name: (need.load, need.judge) for name, need in needs.items()}))
-    return sorted(names, key=lambda name: sum(needs[name].judge > gib << 30 for gib in _CLASSES))
-
-
 _CLASSES = (20, 40, 70)
 """GiB."""
 
 
-def run(given: argparse.Namespace) -> None:
-    started, tasks = time.time(), names(given)
-    result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
-    rows = result["rows"]
-    left = queue.SimpleQueue[str]()
-    missing = [name for name in tasks if name not in rows or (given.again and rows[name].get("broken"))]
-    writing = threading.Lock()
-    flags = [f"--{name}" for name in ("attempt", "high", "harness") if getattr(given, name)]
-    command = [sys.executable, "-m", "benchmarks.kernels_any", str(given.checkout), "--trials", str(given.trials),
-               "--each", str(given.each), "--tiny", str(given.tiny), "--workers", str(given.workers),
-               "--card", str(given.card), *flags,
-               *([] if given.compile else ["--no-compile"])]  # fmt: skip
+class Waiting:
+    """Tasks that no worker has yet, each from when its need is counted. Those that need much memory come last, and
+    those of one class of memory in the order of their names; one worker of each GPU begins at the other end, for
+    a large one runs best beside small ones."""
 
-    def save() -> None:
-        result.update(
-            tasks=len(tasks), summary=summary(tasks, rows), given={"trials": given.trials, "tiny": given.tiny},
-            decided_by=decided_by(given), matmul_precision="high" if given.high else "highest", commit=commit(),
-        )  # fmt: skip
-        half = given.out.with_suffix(".half")
-        half.write_text(json.dumps(result, indent=1, default=str) + "\n")
-        half.replace(given.out)
+    def __init__(self, names: Sequence[str]) -> None:
+        self._place = {name: place for place, name in enumerate(names)}
+        self._uncounted = set(names)
+        self._ready: dict[str, Need] = {}
+        self._condition = threading.Condition()
 
-    def serve(number: int, lock: str) -> None:
-        worker = Worker(given, [*command, "--worker", "judge", "--lock", lock])
-        harness = Worker(given, [*command, "--worker", "harness", "--lock", lock])
+    def add(self, name: str, need: Need) -> None:
+        with self._condition:
+            self._uncounted.discard(name)
+            self._ready[name] = need
+            self._condition.notify_all()
+
+    def take(self, most: float | None = None) -> tuple[str, Need] | None:
+        """The next task, or None where all are taken. most: of those that need no more bytes, the largest class."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._ready or not self._uncounted)
+            if not self._ready:
+                return None
+            name = min(self._ready, key=lambda name: (self._turn(self._ready[name], most), self._place[name]))
+            return name, self._ready.pop(name)
+
+    @staticmethod
+    def _turn(need: Need, most: float | None) -> int:
+        size = sum(need.judge > gib << 30 for gib in _CLASSES)
+        return -size if most is not None and need.judge <= most else size
+
+
+def count(waiting: Waiting, names: Sequence[str], given: argparse.Namespace) -> None:
+    """What each task needs; a recurrent one takes half a minute, while others run."""
+    if given.attempt or (given.tiny and not given.card):
+        for name in names:
+            waiting.add(name, Need(0, 0))
+        return
+    with ProcessPoolExecutor(max(2, (os.cpu_count() or 8) // 4), get_context("spawn")) as pool:
+        made = {pool.submit(needed, checkout(given.checkout) / name): name for name in names}
+        for future in as_completed(made):  # one that ended with its process: all there is
+            waiting.add(made[future], Need() if future.exception() else future.result())
+
+
+def cards(given: argparse.Namespace) -> int:
+    """GPUs that workers are put on."""
+    if given.cards or given.tiny or given.attempt:
+        return int(given.cards or 1)
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+_LARGE_SHARE = 0.75
+"""Of a GPU's memory: a task that needs more waits until nobody else is there, so it is not begun with."""
+
+
+class Driver:
+    """A run: its workers, and the result file, which is written after every task."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.started, self.tasks = given, time.time(), names(given)
+        self.result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
+        self.rows: dict[str, dict[str, Any]] = self.result["rows"]
+        self.missing = [n for n in self.tasks if n not in self.rows or (given.again and self.rows[n].get("broken"))]
+        self.waiting = Waiting(self.missing)
+        self.cards = cards(given)
+        self.writing, self.over = threading.Lock(), False
+
+    def stop(self, *signalled: Any) -> None:
+        self.over = True
+
+    def run(self) -> None:
+        given = self.given
+        with tempfile.TemporaryDirectory() as folder:
+            threads = [
+                threading.Thread(target=self._serve, args=(n, folder), daemon=True)
+                for n in range(self.cards * given.workers)
+            ]
+            threads.append(threading.Thread(target=count, args=(self.waiting, self.missing, given), daemon=True))
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads[:-1]) and not self.over:
+                time.sleep(0.2)
+                self.over |= time.time() - self.started > given.end
+            with self.writing:
+                self._save()
+        print(json.dumps(self.result["summary"], indent=1), flush=True)
+
+    def _serve(self, number: int, folder: str) -> None:
+        """Tasks one after the other, on one GPU. Neighbours in number are on different ones, so that a run's first
+        tasks are spread over all."""
+        given, gpu = self.given, number % self.cards
+        threads = max(1, (os.cpu_count() or 1) // (self.cards * given.workers))
+        command = self._command(f"{folder}/gpu{gpu}")
+        worker = Worker(given, [*command, "--worker", "judge"], gpu, threads)
+        harness = Worker(given, [*command, "--worker", "harness"], gpu, threads)
         try:
-            for name in _until(left, lambda: time.time() - started < given.until):
-                row = worker.ask(name)
+            if given.harness:
+                harness.start()
+            worker.ready()
+            while time.time() - self.started < given.until:
+                one = self.waiting.take(_LARGE_SHARE * worker.total if number < self.cards else None)
+                if one is None:
+                    break
+                row = worker.ask(json.dumps([one[0], one[1].load, one[1].judge]))
                 row["harness"] = {k: harness.ask(json.dumps(x)) for k, x in row.get("harness", {}).items()}
-                with writing:
-                    rows[name] = row
-                    if worker.environment:
-                        result["environment"] = worker.environment
-                    save()
-                print(f"{time.time() - started:5.0f} s  {name}: {told(row)}", flush=True)
+                self._keep(one[0], {**row, "gpu": gpu}, worker.environment)
         finally:
             worker.end()
             harness.end()
 
-    with tempfile.TemporaryDirectory() as folder:
-        if not given.tiny and not given.attempt:
-            missing = small_first(missing, given, Path(folder) / "needs.json")
-        for name in missing:
-            left.put(name)
-        threads = [threading.Thread(target=serve, args=(n, f"{folder}/quiet")) for n in range(given.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    save()
-    print(json.dumps(result["summary"], indent=1))
+    def _command(self, lock: str) -> list[str]:
+        given = self.given
+        flags = [f"--{name}" for name in ("attempt", "high", "harness") if getattr(given, name)]
+        return [sys.executable, "-m", "benchmarks.kernels_any", str(given.checkout), "--trials", str(given.trials),
+                "--each", str(given.each), "--tiny", str(given.tiny), "--workers", str(given.workers),
+                "--card", str(given.card), "--lock", lock, *flags,
+                *([] if given.compile else ["--no-compile"])]  # fmt: skip
+
+    def _keep(self, name: str, row: dict[str, Any], environment: dict[str, Any] | None) -> None:
+        with self.writing:
+            if self.over:
+                return
+            self.rows[name] = row
+            if environment:
+                self.result["environment"] = environment
+            self._save()
+        print(f"{time.time() - self.started:5.0f} s  {name}: {told(row)}", flush=True)
+
+    def _save(self) -> None:
+        given = self.given
+        self.result.update(
+            tasks=len(self.tasks), summary=summary(self.tasks, self.rows),
+            given={"trials": given.trials, "tiny": given.tiny, "cards": self.cards, "workers": given.workers},
+            decided_by=decided_by(given), matmul_precision="high" if given.high else "highest", commit=commit(),
+        )  # fmt: skip
+        half = given.out.with_suffix(".half")
+        half.write_text(json.dumps(self.result, indent=1, default=str) + "\n")
+        half.replace(given.out)
+
+
+def run(given: argparse.Namespace) -> None:
+    driver = Driver(given)
+    signal.signal(signal.SIGTERM, driver.stop)
+    driver.run()
+    if driver.over:
+        os._exit(0)  # and its workers with it, whatever they are at
 
 
 def decided_by(given: argparse.Namespace) -> str:
@@ -857,12 +979,6 @@ def commit() -> str:
     return ""
 
 
-def _until(left: queue.SimpleQueue[str], more: Any) -> Iterator[str]:
-    with contextlib.suppress(queue.Empty):
-        while more():
-            yield left.get_nowait()
-
-
 def told(row: dict[str, Any]) -> str:
     speed = ", ".join(f"{k} {v['low']:.2f}-{v['point']:.2f}" for k, v in row.get("speed", {}).items())
     parts = (row.get("kind"), row.get("status"), row.get("reason"), speed, row.get("why"))
@@ -877,8 +993,10 @@ def main() -> None:
     parser.add_argument("--draw", type=int, metavar="SEED", help="60 of the even tasks")
     parser.add_argument("--out", type=Path, default=Path("kernels_any.json"), help="the result, kept and added to")
     parser.add_argument("--until", type=float, default=math.inf, help="begin no task after so many seconds")
+    parser.add_argument("--end", type=float, default=math.inf, help="end what is under way after so many seconds")
     parser.add_argument("--each", type=float, default=120.0, help="seconds that one task may take")
-    parser.add_argument("--workers", type=int, default=6, help="processes on the GPU at a time")
+    parser.add_argument("--workers", type=int, default=6, help="processes on a GPU at a time")
+    parser.add_argument("--cards", type=int, default=0, help="GPUs to use; all of them without")
     parser.add_argument("--trials", type=int, default=4, help="candidates of a task that are raced")
     parser.add_argument("--tiny", type=int, default=0, help="a dry run on a CPU: halve numbers to at most this")
     parser.add_argument("--attempt", action="store_true", help="write and compile candidates, judge none")

@@ -22,6 +22,7 @@ from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Template, Warm
 from nightshift.kernels.problem import Case, Inputs, Problem
 from nightshift.kernels.regions.graph import (
+    BUSY,
     LAID,
     STRIDES,
     GraphError,
@@ -35,7 +36,7 @@ from nightshift.kernels.regions.graph import (
 )
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
-from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
+from nightshift.kernels.regions.product import PRODUCTS, ProductSchedule, product_kernel, writes_product
 
 TILES = {
     "128x128x32": (128, 128, 32, 8, 3), "128x64x32": (128, 64, 32, 4, 3), "64x64x32": (64, 64, 32, 4, 3),
@@ -53,6 +54,8 @@ class RegionFamily:
     device: str
     name: str = "regions"
     made: dict[str, Composition] = field(default_factory=dict)
+    written: dict[tuple[Any, ...], Composition] = field(default_factory=dict)
+    """By what they were written for: a network takes seconds."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -102,6 +105,13 @@ class RegionFamily:
 
     def composed(self, case: Case, config: Config) -> Composition:
         """The candidate of one configuration. Raises GeneratorError that names the operator that cannot be cut."""
+        key = (self.problem.name, case, *sorted(config.items()))
+        if key not in self.written:
+            self.written[key] = made = self._composed(case, config)
+            self.made[made.candidate.sha256] = made
+        return self.written[key]
+
+    def _composed(self, case: Case, config: Config) -> Composition:
         numbers = {key: int(config[key]) for key in ("block", "warps", "rows", "persistent")}
         product, convolution = (self._tiles(config, key) for key in ("product", "convolution"))
         turned = config["channels"] == "last" and convolution is None
@@ -110,13 +120,12 @@ class RegionFamily:
             made = Composer(self.graph, plan).composed(self.problem.name, case)
         except GraphError as error:
             raise GeneratorError(f"{self.name}: {error}") from error
-        made = replace(made, config=config)
-        self.made[made.candidate.sha256] = made
-        return made
+        return replace(made, config=config)
 
     def _tiles(self, config: Config, key: str) -> ProductSchedule | None:
         tile = TILES.get(str(config[key]))
-        return ProductSchedule(*tile, str(config["precision"])) if tile else None
+        busy = BUSY // 4 if self.device == "cuda" else 0  # of fewer, most multiprocessors have none
+        return ProductSchedule(*tile, str(config["precision"]), busy) if tile else None
 
 
 def beginnings(family: RegionFamily) -> tuple[Config, ...]:
@@ -143,16 +152,17 @@ def region_author(problem: Problem, forms: Inputs, device: str, seed: int = 0) -
     return Template(family, seed, Warm(beginnings(family)), spread=4)
 
 
-def contestants(author: Template, case: Case) -> list[Composition]:
-    """What an author begins with, each text once, without what only calls torch. Raises GeneratorError."""
+def contestants(author: Template, case: Case) -> Iterator[Composition]:
+    """What an author begins with, each text once, without what only calls torch; each is written when its
+    turn comes. Raises GeneratorError."""
     family = author.family
     assert isinstance(family, RegionFamily)
-    kept: dict[str, Composition] = {}
+    given = set[str]()
     for config in author.warm.configs:
         made = family.composed(case, config)
-        if made.candidate.kind != "library":
-            kept.setdefault(made.candidate.sha256, made)
-    return list(kept.values())
+        if made.candidate.kind != "library" and made.candidate.sha256 not in given:
+            given.add(made.candidate.sha256)
+            yield made
 
 
 def attempted(author: Template, case: Case) -> Composition:
@@ -170,6 +180,8 @@ def attempted(author: Template, case: Case) -> Composition:
 
 _SHAPES = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze"})
 """Views of another shape and the same order of elements."""
+_ALIKE = 8
+"""Parts of one tensor, of one shape, that are read where they lie."""
 _SMALL = 4096
 """Elements of a tensor that the graph holds as a constant, at most."""
 
@@ -220,24 +232,33 @@ class Composer:
                 self.in_memory[node] = None
             elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
                 self._call(node, "no kernel is written for it")
-        for node in self.outputs:
-            self.in_memory[node] = None
+        self.in_memory |= dict.fromkeys([*self._parts(), *self.outputs])
         self._settle()
+
+    def _parts(self) -> list[Node]:
+        """The parts of what lies in memory and is read part by part, as a recurrent network's steps do: each lies
+        where it is, so that one kernel reads any of them."""
+        parts: dict[Any, list[Node]] = {}
+        for node in self.nodes:
+            if name_of(node) in ("select", "slice") and node in self.alive and node.args[0] in self.in_memory:
+                parts.setdefault((node.args[0], shape_of(node)), []).append(node)
+        return [node for alike in parts.values() if len(alike) >= _ALIKE for node in alike]
 
     def _lay_out(self) -> None:
         """The graph in the order in memory that the plan's products and torch's calls take."""
         self.module = copied(self.module)
         if self.plan.product is not None:
-            self.module = depth_last(deep_in_parts(self.module))
+            self.module = depth_last(deep_in_parts(self.module), self._product_plan)
         if self.plan.forward:
             self.module = forwarded(self.module)
-        if self.plan.channels_last and self._calls_only_convolutions():
+        if self.plan.channels_last and self._calls_keep_to_rows():
             self.module = channels_last(self.module, self._is_torchs)
 
-    def _calls_only_convolutions(self) -> bool:
-        """Other calls may pass on the layout that they are given, and no kernel here would know."""
+    def _calls_keep_to_rows(self) -> bool:
+        """Whether torch makes convolutions and products alone: other calls may pass on the layout that they are
+        given, and no kernel here would know."""
         torchs = [n for n in self.module.graph.nodes if n.op == "call_function" and self._is_torchs(n)]
-        return all(name_of(node) == "convolution" for node in torchs)
+        return all(name_of(node) in ("convolution", *PRODUCTS) for node in torchs)
 
     def _is_torchs(self, node: Node) -> bool:
         return not kind_of(node) and not self._product_plan(node)
@@ -245,7 +266,7 @@ class Composer:
     def _product_plan(self, node: Node) -> ProductSchedule | None:
         convolution = name_of(node) == "convolution"
         schedule = self.plan.convolution if convolution else self.plan.product
-        return schedule if schedule is not None and writes_product(node) else None
+        return schedule if schedule is not None and writes_product(node) and schedule.fits(node) else None
 
     def _call(self, node: Node, why: str) -> None:
         self.calls[node] = why
@@ -415,9 +436,8 @@ class Composer:
             ]
         if _is_item(node):
             return [f"{name} = {names[node.args[0]]}[{node.args[1]}]"]  # type: ignore[index]
-        target = "reshape" if name_of(node) in ("view", "_unsafe_view") else ""
-        if target:
-            return [f"{name} = {_text(node.args[0], names)}.reshape({shape_of(node)})"]
+        if kind_of(node) == "view" and (view := _view(node)):
+            return [f"{name} = {_text(node.args[0], names)}.{view}"]
         values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
         form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
         turned = STRIDES in node.meta and name_of(node) == "convolution"
@@ -449,6 +469,22 @@ def _file(problem: str, case: Case, kind: Kind, kernels: Sequence[str], lines: S
 def _device(nodes: Sequence[Node]) -> str:
     places = [n for n in nodes if n.op == "placeholder"]
     return f"a[{next((i for i, n in enumerate(places) if is_tensor(n)), 0)}].device"
+
+
+def _view(node: Node) -> str:
+    """A view as a tensor's own method: an operator that is called by its name counts as a library's. Empty where
+    there is none."""
+    name, args = name_of(node), list[Any](node.args[1:])
+    if name in ("view", "_unsafe_view"):
+        return f"reshape({shape_of(node)})"
+    if name == "slice":
+        defaults: list[Any] = [0, 0, None, 1]
+        dim, start, _, step = [*args, *defaults[len(args) :]]
+        size = shape_of(node.all_input_nodes[0])[dim]
+        begun = max(0, start + size if start < 0 else min(start, size)) if start else 0
+        return f"narrow({dim}, {begun}, {shape_of(node)[dim]})" if step == 1 else ""
+    methods = ("select", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand")
+    return f"{name}({', '.join(map(str, args))})" if name in methods and not node.kwargs else ""
 
 
 def _is_item(node: Node) -> bool:

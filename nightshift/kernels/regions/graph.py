@@ -136,16 +136,17 @@ WIDE = 512
 """A product's sizes from which on a copy of an operand costs little beside it."""
 
 
-def depth_last(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same graph in which what a large product sums over lies last in the memory of both operands: Hopper's
-    tensor cores take TF32 in no other order. An operand that lies otherwise is copied once."""
+def depth_last(module: torch.fx.GraphModule, written: Callable[[Node], object]) -> torch.fx.GraphModule:
+    """The same graph in which what a large product sums over lies last in the memory of both operands, where the
+    product is written here: Hopper's tensor cores take TF32 in no other order. An operand that lies otherwise is
+    copied once."""
     made = copied(module)
     for node in list(made.graph.nodes):
         if str(node.target) not in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default"):
             continue
         left, right = node.args[-2:]
         rows, columns = node.meta["val"].shape[-2:]
-        if min(rows, columns, left.meta["val"].shape[-1]) < WIDE:
+        if min(rows, columns, left.meta["val"].shape[-1]) < WIDE or not written(node):
             continue
         with made.graph.inserting_before(node):
             if not _lies_turned(right):

@@ -98,6 +98,11 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(made)
 
 
+def strides_of(node: Node) -> tuple[int, ...]:
+    """How a tensor lies in memory."""
+    return node.meta.get(STRIDES) or contiguous(shape_of(node))
+
+
 def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
@@ -172,10 +177,9 @@ class Body:
 
     def _load(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
         pointer = self.loads.setdefault(node, f"p{len(self.loads)}")
-        strides = node.meta.get(STRIDES) or contiguous(shape_of(node))
         used = {d.variable for c in element for d in c.digits}
         mask = " & ".join(part for part in (self.mask_of(used), self.condition(bounds)) if part)
-        text = f"tl.load({pointer} + ({linear(element, strides, self.sizes)})"
+        text = f"tl.load({pointer} + ({linear(element, strides_of(node), self.sizes)})"
         text += f", mask={mask}, other=0)" if mask else ")"
         dtype = dtype_of(node)
         if dtype is torch.bool:
@@ -373,8 +377,7 @@ def memory_order(node: Node, resident: Collection[Node]) -> list[int]:
 def _steps(node: Node, element: Place) -> dict[str, int]:
     """How far one step of each variable of an element's place goes in the node's memory."""
     steps: dict[str, int] = {}
-    strides = node.meta.get(STRIDES) or contiguous(shape_of(node))
-    for coordinate, stride in zip(element, strides, strict=True):
+    for coordinate, stride in zip(element, strides_of(node), strict=True):
         weight = abs(coordinate.step) * stride
         for digit in reversed(coordinate.digits):
             if digit.divisor == 1:
@@ -542,14 +545,8 @@ class RegionWriter:
 
     def written(self) -> Written:
         body, name = self.body, self.kernel
-        many = self._largest() >= _MANY_ELEMENTS
-        program = "tl.program_id(0).to(tl.int64)" if many else "tl.program_id(0)"
-        if self.r == 1:
-            body.add(f"x = {program} * XB + tl.arange(0, XB)")
-        else:
-            body.add(f"x = {program} * XB + tl.arange(0, XB)[:, None]")
-            if self.held:
-                body.add("r = tl.arange(0, RB)[None, :]")
+        if self.r > 1 and self.held:
+            body.add("r = tl.arange(0, RB)[None, :]")
         masks = []
         if self.x % self.xb:
             body.add(f"xm = x < {self.x}")
@@ -560,6 +557,9 @@ class RegionWriter:
                 body.add(f"rm = r < {self.r}")
         body.mask = " ".join(masks)
         self._scan() if self.scan else self._reductions()
+        program = "tl.program_id(0).to(tl.int64)" if self._largest() >= _MANY_ELEMENTS else "tl.program_id(0)"
+        along = "[:, None]" if self.r > 1 else ""
+        body.lines.insert(0, f"    x = {program} * XB + tl.arange(0, XB){along}")
         arguments = (*body.loads, self.region.target)
         pointers = ", ".join([*body.loads.values(), "out"])
         helper = "@triton.jit\ndef _times(a, b):\n    return a * b\n\n\n" if "_times" in "".join(body.lines) else ""
@@ -571,8 +571,11 @@ class RegionWriter:
         return Written(name, source, grid, arguments, constants, self.schedule.warps, 0, reductions)
 
     def _largest(self) -> int:
-        seen = [self.region.target, *self.body.resident]
-        return max((math.prod(shape_of(n)) for n in seen if is_tensor(n)), default=0)
+        """The most elements that anything the kernel reads or makes reaches over in memory."""
+        return max(
+            1 + sum((size - 1) * step for size, step in zip(shape_of(n), strides_of(n), strict=True))
+            for n in (self.region.target, *self.body.loads)
+        )
 
     def _loop(self) -> None:
         self.body.begin(f"for r0 in range(0, {self.r}, RB):")

@@ -34,7 +34,7 @@ def _rounded(x):
 
 @dataclass(frozen=True)
 class ProductSchedule:
-    """Tiles of a product. precision: of `tl.dot`."""
+    """Tiles of a product. precision: of `tl.dot`; fewest: tiles that its results fill, or torch makes them."""
 
     rows: int = 128
     columns: int = 128
@@ -42,6 +42,11 @@ class ProductSchedule:
     warps: int = 8
     stages: int = 3
     precision: str = "tf32x3"
+    fewest: int = 0
+
+    def fits(self, node: Node) -> bool:
+        """Whether a product has enough results for these tiles."""
+        return math.prod(shape_of(node)) >= self.fewest * self.rows * self.columns
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ class Replay:
 
     limits = SimpleNamespace(call_s=60.0)
 
-    def __init__(self, call_s: float, captures: bool = True) -> None:
-        self.call_s, self.captures, self.now_s = call_s, captures, 0.0
+    def __init__(self, call_s: float, captures: bool = True, late_s: float = 0.0) -> None:
+        """late_s: how long a busy host takes to see that a chain is over."""
+        self.call_s, self.captures, self.late_s, self.now_s = call_s, captures, late_s, 0.0
         self.chained: list[int] = []
 
     def request(self, body: Mapping[str, Any], *_: object, **__: object) -> Any:
@@ -36,7 +37,7 @@ class Replay:
             each = _SPOIL_S + (0.0 if body["empty"] else self.call_s)
             calls = body["times"] * len(body["order"]) if self.captures else 0
             self.chained.append(calls)
-            self.now_s += calls * each
+            self.now_s += calls * each + (0.0 if body["empty"] else self.late_s)
         elif body["op"] == "run":  # from Python: a launch takes at least what Python does
             self.now_s += len(body["order"]) * max(self.call_s, 12e-6)
         return SimpleNamespace(body=told)
@@ -57,9 +58,11 @@ class Track:
         self.checked.append(number)
 
 
-def clocks(told_s: float, call_s: float, captures: bool = True, blends: bool = True) -> tuple[float, Track]:
+def clocks(
+    told_s: float, call_s: float, captures: bool = True, blends: bool = True, late_s: float = 0.0
+) -> tuple[float, Track]:
     """The judge's clock over a replay whose events say `told_s` and whose calls take `call_s`. Raises Refusal."""
-    process = Replay(call_s, captures)
+    process = Replay(call_s, captures, late_s)
     track = Track(process)
     entrant = Replayed(track, Plan((), ()), 1, lambda: process.now_s, blends, random.Random(3))  # type: ignore[arg-type]
     race = Race(entrant, [], track, Board(0.0, 1, {}), QUICK, random.Random(4))  # type: ignore[arg-type]
@@ -79,6 +82,15 @@ def test_a_kernel_that_says_half_of_its_time_is_refused(told_s: float, call_s: f
     with pytest.raises(Refusal, match="events say") as refused:
         clocks(told_s, call_s)
     assert refused.value.reason is Reason.clocks_disagree
+
+
+def test_a_host_that_is_late_once_a_chain_accuses_no_candidate_and_hides_none() -> None:
+    """Slow calls are few in a chain, so that five milliseconds are a third of it: the longer chain decides."""
+    found, track = clocks(1.8e-3, 1.8e-3, late_s=5e-3)
+    assert found == pytest.approx(1.8e-3, rel=0.2)
+    assert max(track.process.chained) == 4 * min(track.process.chained)
+    with pytest.raises(Refusal, match="events say"):
+        clocks(1.8e-3, 2.6e-3, late_s=5e-3)
 
 
 def test_the_chain_is_looked_into_and_ends_soon_whatever_the_events_say() -> None:

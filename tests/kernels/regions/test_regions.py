@@ -6,9 +6,11 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,23 @@ def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, tuple(w.shape), w, b)
 
 
+def steps(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A recurrent network's: each reads its part of the input and what the last one made."""
+    made = []
+    for n in range(len(x)):
+        h = torch.tanh(torch.cat((x[n], h), 1) @ w)
+        made.append(h)
+    return torch.stack(made)
+
+
+def strips(x: torch.Tensor) -> torch.Tensor:
+    """Of the columns, from both ends, each after what was made of the last."""
+    made = x[:, :2]
+    for n in range(1, 9):
+        made = torch.cumsum(made * x[:, 2 * n : 2 * n + 2] + x[:, -2 * n : x.shape[1] - 2 * n + 2], 0)
+    return made
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     "activations": (lambda x: F.gelu(x) + F.mish(x) * F.hardswish(x) - F.softplus(x) + torch.tanh(x / 50),
     drawn((7, 33)), "own_kernel"), "clamped": (lambda x: x.clamp(min=-0.5) * x.clamp(max=0.5) + x.clamp(-1,
@@ -92,6 +111,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     w).reshape(3, 4, 8), drawn((3, 4, 16), (16, 8)), ""), "deep": (lambda x, w: (x @ w).relu(),
     drawn((20, 8192), (8192, 24)), ""), "turned_result": (lambda x, y: torch.cumsum(torch.bmm(x, y).view(2, 3, 4, 1,
     8).permute(0, 2, 1, 4, 3).reshape(2, 4, 3, 8), 3)[:, -1], drawn((6, 4, 16), (6, 16, 8)), ""),
+    "steps": (steps, drawn((9, 3, 16), (3, 16), (32, 16)), ""), "strips": (strips, drawn((6, 20)), "own_kernel"),
     "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)),
     "composition"),
 }  # fmt: skip
@@ -140,6 +160,14 @@ def test_a_large_product_reads_both_operands_along_what_it_sums_over() -> None:
         assert composed(function, drawn(*shapes), HELD).kernels == 0, "torch's own call takes any order"
 
 
+def test_the_steps_of_a_recurrent_network_share_their_kernels() -> None:
+    for plan in (HELD, LOOPED):
+        made = composed(*FUNCTIONS["steps"][:2], plan)
+        assert made.candidate.source.count("def kernel") <= 4
+        assert ".select(0, 8)" in made.candidate.source, "a view that the judge does not take for a library's call"
+        assert len(set(re.findall(r"kernel\d+\[", made.candidate.source))) < made.candidate.source.count("[(") / 2
+
+
 def test_products_of_ones_own_take_what_follows_into_one_kernel() -> None:
     for name in ("layer", "turned", "turned_in_strides", "turned_with_holes", "one_batch"):
         function, inputs, _ = FUNCTIONS[name]
@@ -148,6 +176,13 @@ def test_products_of_ones_own_take_what_follows_into_one_kernel() -> None:
     torchs = composed(*FUNCTIONS["layer"][:2], HELD)
     assert torchs.candidate.kind == "composition"
     assert list(torchs.calls) == ["addmm.default"]
+
+
+def test_a_product_of_few_tiles_is_torchs_call_and_its_operands_are_not_copied() -> None:
+    shapes = drawn((600, 700), (700, 520))
+    few = replace(LOOPED.product or ProductSchedule(), rows=128, columns=128, fewest=66)
+    for plan, kernels in ((replace(LOOPED, product=few), 0), (replace(LOOPED, product=replace(few, fewest=19)), 2)):
+        assert composed(torch.mm, shapes, plan).kernels == kernels
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 
@@ -21,6 +22,8 @@ class Quiet:
         self._sharing = 0
         self._waiting = 0
         self._alone = False
+        self.waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Is entered while other processes have the GPU: what counts time does not count that."""
 
     @property
     def across(self) -> bool:
@@ -61,8 +64,9 @@ class Quiet:
             yield
             return
         with self._file.open("a") as place, self._file.with_suffix(".next").open("a") as turn:
-            # who waits for the place holds the turn, so that a racer is not passed by ever new examiners
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            fcntl.flock(place, how)
-            fcntl.flock(turn, fcntl.LOCK_UN)
+            with self.waiting():
+                # who waits for the place holds the turn, so that a racer is not passed by ever new examiners
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                fcntl.flock(place, how)
+                fcntl.flock(turn, fcntl.LOCK_UN)
             yield
