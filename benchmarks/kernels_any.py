@@ -869,7 +869,7 @@ def cards(given: argparse.Namespace) -> int:
 
 
 _LARGE_SHARE = 0.75
-"""Of a GPU's memory: a task that needs more waits until nobody else is there, so it is not begun with."""
+"""Of a GPU's memory. A task that needs more waits until it has the GPU alone, so no worker begins with it."""
 
 
 class Driver:

@@ -217,7 +217,9 @@ def spread(given: argparse.Namespace) -> dict[str, Any]:
     until_s = time.time() + given.until + 60.0
     while not all(part.over(until_s) for part in parts):
         time.sleep(0.5)
-    records = [json.loads(file.read_text()) for file in files]  # without one of them there is no check
+    if lost := [str(file) for file in files if not file.exists()]:
+        raise SystemExit(f"no check: {', '.join(lost)} was not written; the logs in {given.out.parent} say why")
+    records = [json.loads(file.read_text()) for file in files]
     whole: dict[str, Any] = records[0] | {"cards": given.cards, "took_s": max(r["took_s"] for r in records)}
     for key in (*PARTS, "not_run"):
         whole[key] = [row for record in records for row in record[key]]

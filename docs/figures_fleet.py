@@ -185,7 +185,7 @@ TABLES = (
             Row("`nightshift preflight` of all four", "results/preflight/took_s", number(" s", 1.0, 1), "≤ 90 s"),
         ),
         "The throttled copies from the host slowed the links of all four GPUs 15-fold, and all four were refused. "
-        "All good passes are of before the faults.",
+        "All good passes were made before the faults.",
     ),
     Table(
         "ETTR of one training over 9,600 GPUs on Llama 3's failure mix, simulated",

@@ -173,3 +173,15 @@ def test_a_loader_that_is_seldom_slow_is_named_within_four_minutes() -> None:
 def test_what_one_rank_does_for_all_is_no_slow_loader(every: int, busy: float | None) -> None:
     """It evaluates or saves every so many steps, and its data time holds that."""
     assert loads(0.0, 1.3, every=every, busy=busy) == []
+
+
+def test_a_job_that_tells_only_every_tenth_of_its_slow_steps_has_its_straggler_named() -> None:
+    """The newest steps are counted as they are told: of 36 step numbers it tells four."""
+    detector, names = Straggler(), [by_hand.rank(r) for r in range(4)]
+    found: list[Finding] = []
+    for look in range(120):
+        at_s = by_hand.START_S + 10.0 * look
+        took = {r: [1.3 if r == 2 else 1.0] for r in range(4)}
+        series = [by_hand.steps(names[r], 10 * look, [at_s], {"compute_s": took[r]}) for r in took]
+        found += detector.update(by_hand.tick(at_s, series=series), HealthyFleet().inventory())
+    assert {finding.subject for finding in found} == {names[2]}

@@ -347,8 +347,10 @@ class Straggler:
         newest = step.max(axis=0)
         took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
         step_s = self._step_s(slots)
-        # a ring of slow steps is an hour: who has been slow for minutes is slow in the newest of them
-        recent = newest > newest.max() - max(NEWEST, FADE_S / step_s)
+        # a ring of slow steps is an hour: who has been slow for minutes is slow in the newest of them. Counted are
+        # steps that were told, since many jobs tell every tenth
+        told = np.sort(newest[newest >= 0])
+        recent = newest >= told[-min(len(told), int(max(NEWEST, FADE_S / step_s)))]
         lately = {name: np.where(recent, took[name], np.nan) for name in SIGNALS}
         own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
@@ -448,7 +450,7 @@ class Straggler:
         steps, watched = table["who"][slots].T
         found = {}
         for row in np.flatnonzero((lost_s > 0.5 * WAITED * watched_s) & (watched >= STEPS)).tolist():
-            # of the last minutes, or of a longer time: another rank's fault of before counts in the second alone
+            # over the last minutes, or over a longer time, which may still hold an earlier fault of another rank
             odds = [(lately[row], lately.sum(), watched_lately[row]), (steps[row], steps.sum(), watched[row])]
             chance = min(2 * ranks * binomial_tail(round(n), round(of), 1.0 / ranks) for n, of, _ in odds)
             excess_s = float(lost_s[row] / max(lately[row], 1e-9))
