@@ -67,6 +67,7 @@ class Member:
                 self.model, shadow_every=0, log_every=0, only=tuple(chosen["kept"]),
                 compiler_launches=chosen["launches"], weight_copies=self.entry.autocast,
             )  # fmt: skip
+            self.kernels.STATE.passing = chosen["passing"]
             self.applied = str(report)
         mesh = init_device_mesh(given.device, (self.world,))
         layers = layers_of(self.model)
@@ -192,7 +193,8 @@ def choose(given: argparse.Namespace) -> None:
     kept = one.kept[COMPARED[1]]
     if isinstance(kept, Exception):
         raise kept
-    (given.out / "chosen.json").write_text(json.dumps({"kept": list(kept[0]), "launches": kept[1]}))
+    chosen = {"kept": list(kept.only), "launches": kept.launches, "passing": kept.passing}
+    (given.out / "chosen.json").write_text(json.dumps(chosen))
 
 
 def run(given: argparse.Namespace, part: str, ranks: int, left_s: float) -> str:

@@ -116,17 +116,24 @@ class Patches:
                 setattr(module, name, pair[which])
 
 
-class Job:
-    """One contestant: the model, its optimiser and a step.
+@dataclass(frozen=True)
+class Kept:
+    """What a canary keeps of the job's file. only: its certificates; launches: the compiler launches them; passing:
+    its passes change compiled regions."""
 
-    kernels: the job's file, with `only` of it, launched by the compiler or not.
-    """
+    only: tuple[str, ...] = ()
+    launches: bool = False
+    passing: bool = True
+
+
+class Job:
+    """One contestant: the model, its optimiser and a step, with what is `kept` of the job's file `kernels`."""
 
     def __init__(
         self, entry: ZooModel, given: argparse.Namespace, way: Way, seed: int = 1, kernels: Any = None,
-        only: tuple[str, ...] = (), launches: bool = False,
+        kept: Kept = Kept(),
     ) -> None:  # fmt: skip
-        self.device, self.entry, self.way, self.launches = given.device, entry, way, launches
+        self.device, self.entry, self.way, self.kept = given.device, entry, way, kept
         self.graphs = way.mode in GRAPHS and given.device == "cuda"
         self.model: Any = entry.build(given.device, seed, given.tiny)
         self.optimizer = torch.optim.AdamW(
@@ -137,10 +144,11 @@ class Job:
         if self.kernels is not None:
             self.report = str(
                 self.kernels.apply(
-                    self.model, shadow_every=0, log_every=0, only=only, compiler_launches=launches,
+                    self.model, shadow_every=0, log_every=0, only=kept.only, compiler_launches=kept.launches,
                     weight_copies=entry.autocast,
                 )
             )  # fmt: skip
+            self.kernels.STATE.passing = kept.passing
         self.forward: Callable[[Batch], torch.Tensor] = self._loss
         if way.mode:
             how = {"mode": way.mode} if given.device == "cuda" else {"backend": "aot_eager"}
@@ -158,7 +166,7 @@ class Job:
             self.patches.enter()
         if self.kernels is not None:
             self.kernels.STATE.kernels.update(self.state)
-            self.kernels.STATE.open = self.launches
+            self.kernels.STATE.open, self.kernels.STATE.passing = self.kept.launches, self.kept.passing
             self.kernels.open_all()
             self.kernels.swap_functions(self.kernels.Report())
             self.kernels.swap_optimizer(self.kernels.Report())
@@ -223,7 +231,7 @@ class Race:
     result: dict[str, Any]
     jobs: dict[str, Job] = field(default_factory=dict)
     kernels: Any = None
-    kept: dict[str, tuple[tuple[str, ...], bool] | Exception] = field(default_factory=dict)
+    kept: dict[str, Kept | Exception] = field(default_factory=dict)
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
 
@@ -272,11 +280,11 @@ class Race:
         return None
 
     def _ready(self, name: str, told: dict[str, Any]) -> Job:
-        way, kept = WAYS[name], self.kept.get(name, ((), False))
+        way, kept = WAYS[name], self.kept.get(name, Kept())
         if isinstance(kept, Exception):
             raise kept
         held = _allocated()
-        job = Job(self.entry, self.given, way, kernels=self.kernels, only=kept[0], launches=kept[1])
+        job = Job(self.entry, self.given, way, kernels=self.kernels, kept=kept)
         if way.ours:
             told["applied"] = job.report
         try:
@@ -320,8 +328,8 @@ class Race:
             _emptied()
             self.save(f"{name}: canary keeps {told.get('kept', self.kept[name])}")
 
-    def _kept(self, way: Way, told: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
-        """(certificates, launched by the compiler) that the file's own canary keeps, in a job of its own."""
+    def _kept(self, way: Way, told: dict[str, Any]) -> Kept:
+        """What the file's own canary keeps, in a job of its own."""
         job, turn = Job(self.entry, self.given, way, kernels=self.kernels), itertools.cycle(self.data)
         began, cpu = time.time(), self.given.device == "cpu"
         try:
@@ -334,9 +342,10 @@ class Race:
             kept = tuple(kernel.certificate for kernel in held.values())
             if cpu and not kept:  # the interpreter's times mean nothing: that they are used is what a CPU can show
                 kept = tuple(record["certificate"] for record in self.kernels.KERNELS)
-            opened = bool(self.kernels.STATE.open)
+            opened, passing = bool(self.kernels.STATE.open), cpu or bool(self.kernels.STATE.passing)
             told |= {
                 "kept": list(kept),
+                "passing": passing,
                 "canary_s": time.time() - began,
                 "fallbacks": dict(self.kernels.fallbacks()),
             }
@@ -345,10 +354,10 @@ class Race:
             if job.patches is not None:
                 job.patches.leave()
             torch._dynamo.reset()
-        if not kept and not way.mode:
+        if not kept and not (way.mode and passing):
             raise NothingKeptError("the canary keeps nothing: as without the file")
-        # in compiled regions the file does more than its kernels; and `only` of nothing would be all of them
-        return kept or ("no kernel",), opened
+        # `only` of nothing would be all of them
+        return Kept(kept or ("no kernel",), opened, passing)
 
     def run(self) -> None:
         """Rounds of a block of each contestant, each round beginning with another one; the first only warms up."""

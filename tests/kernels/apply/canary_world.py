@@ -19,7 +19,8 @@ NAMES = ("rmsnorm", "rmsnorm_backward", "cross_entropy", "gelu")
 
 @dataclass
 class World:
-    """A step that takes 1 s, less what each kernel gains; noise: of each reading, drift: of each second."""
+    """A step that takes 1 s, less what each kernel gains, and "passes"; noise: of each reading, drift: of each
+    second."""
 
     state: Any
     gains: dict[str, float]
@@ -40,6 +41,9 @@ class World:
 
     def step(self) -> None:
         used = tuple(self.state.kernels)
+        if self.state.passing and "passes" in self.gains:
+            self.state.rewritten["a pass"] = 1
+            used = (*used, "passes")
         if self.breaks in used:
             raise RuntimeError("does not compile")
         for name, kernel in self.state.kernels.items():

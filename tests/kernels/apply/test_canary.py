@@ -213,6 +213,18 @@ def test_it_keeps_to_its_time(world: Any) -> None:
     assert one.state.kernels.keys() == set(NAMES)
 
 
+@pytest.mark.parametrize("names", [(), ("gelu",)])
+@pytest.mark.parametrize("gain", [0.1, -0.05])
+def test_what_passes_change_without_a_kernel_is_on_trial_as_well(
+    world: Any, names: tuple[str, ...], gain: float
+) -> None:
+    runtime, one = world(names, gains={"gelu": 0.03, "passes": gain})
+    seconds = runtime.canary(one.step, clock=one.clock)
+    assert one.state.passing == (gain > 0)
+    assert set(one.state.kernels) == set(names)
+    assert seconds["none"] == pytest.approx(1.0)
+
+
 def test_nothing_to_try_keeps_nothing(world: Any) -> None:
     runtime, one = world(names=(), gains={})
-    assert runtime.canary(one.step, clock=one.clock) == {}
+    assert runtime.canary(one.step, clock=one.clock).keys() == {"all"}  # whether passes have a part, a step shows

@@ -82,6 +82,22 @@ def test_what_does_not_pay_goes_back_to_torch(world: Any, gains: dict[str, float
         assert one.state.gain == {}
 
 
+@pytest.mark.parametrize("names", [(), ("gelu",)])
+@pytest.mark.parametrize("gain", [0.1, -0.05])
+def test_what_passes_change_without_a_kernel_is_on_trial_as_well(
+    world: Any, names: tuple[str, ...], gain: float
+) -> None:
+    runtime, one = world(names, gains={"gelu": 0.03, "passes": gain})
+    ran(runtime, one)
+    assert one.state.passing == (gain > 0)
+    assert set(one.state.kernels) == set(names)
+    assert one.state.first_steps.steps <= runtime.LIMIT
+    assert (("passes", "the canary gave it back to torch") in one.report.skipped) == (gain < 0)
+    assert one.told[-1].count("passes") >= 1
+    one.state.first_steps.end("the test ended")
+    assert one.state.passing
+
+
 def test_noise_alone_seldom_keeps_anything_and_a_clear_gain_stays(world: Any) -> None:
     """Undecided is torch's. A twentieth by right, and what 200 draws allow above it."""
     kept = Counter[float]()
@@ -134,7 +150,7 @@ def test_kernels_that_no_step_called_are_named_and_not_kept(world: Any) -> None:
     runtime, one = world(gains=dict.fromkeys(NAMES, 0.1), idle=NAMES)
     ran(runtime, one)
     assert not one.state.kernels
-    assert "no step called one" in one.told[-1]
+    assert "no step used one" in one.told[-1]
 
 
 def test_a_job_that_ends_before_its_canary_says_what_it_used(world: Any) -> None:
@@ -359,6 +375,41 @@ def test_a_compiled_region_is_compiled_once_for_each_set_and_never_in_a_step_tha
     assert not torch.are_deterministic_algorithms_enabled()
     kernels.unapply(model)
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_region_that_a_pass_makes_slower_is_compiled_anew_without_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    kernels, told = job(), list[str]()
+    clock, weight = [0.0], nn.Parameter(torch.full((8,), 0.5))
+
+    def now() -> float:
+        clock[0] += 1.0 + 0.1 * kernels.STATE.passing
+        return clock[0]
+
+    @torch.compile
+    def step() -> torch.Tensor:
+        x = torch.linspace(-1.0, 1.0, 64).view(1, 1, 8, 8) * weight
+        return F.scaled_dot_product_attention(x, x, x, torch.ones(8, 8, dtype=torch.bool).tril()).square().sum()
+
+    monkeypatch.setattr(kernels, "host_clock", now)
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    kernels.apply(nn.Identity(), optimizer, log=told.append)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        losses = []
+        for _ in range(50):
+            loss = step()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+    assert not kernels.STATE.passing, told
+    assert kernels.STATE.rewritten == {"causal masks": 1}  # and of the second graph none
+    assert losses == sorted(losses, reverse=True)
+    kernels.unapply(nn.Identity())
+    assert kernels.STATE.passing
 
 
 @pytest.mark.full

@@ -14,7 +14,8 @@ multiplies), rotary embeddings in compiled regions, and torch.optim.AdamW's step
 with a constant causal mask becomes torch's causal attention. Parameters and state_dict stay as
 they are. Each call is guarded (device, dtype, shape, stride); what a guard refuses is torch's, and counted.
 Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs take them.
-The job's first 60 steps decide what stays: a kernel set that is not surely faster goes back to torch.
+The job's first 60 steps decide what stays: kernels, and changes of compiled regions, that do not surely make them
+faster go back to torch.
 All ranks use the same kernels or none. At a step boundary the counts are logged, and a kernel that was demoted is
 computed by torch from then on (compiled regions are compiled anew); so is one whose output a shadow check finds
 wrong. What a CUDA graph replays, Python does not see: there a demotion comes with the next recording, and checks
@@ -44,6 +45,7 @@ from nightshift.kernels.apply.job.functions import (
 )
 from nightshift.kernels.apply.job.launch import load_entry
 from nightshift.kernels.apply.job.modules import cut_up, swap_module
+from nightshift.kernels.apply.job.names import PASSES
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.optimizer import SMALLEST, swap_optimizer
 from nightshift.kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
@@ -101,11 +103,11 @@ def apply(
     _find_loss(model)
     multiply_by_kernels(report)
     name_rotary(report)
-    if optimizer is not None and not STATE.stepping and STATE.kernels:
+    if optimizer is not None and not STATE.stepping:
         STATE.stepping = True
         # an optimiser's step is what all jobs have: a training loop of their own marks its steps nowhere
         STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
-    if canary and optimizer is not None and STATE.kernels.keys() - measured.keys():
+    if canary and optimizer is not None and {*STATE.kernels, PASSES} - measured.keys():
         measure_first_steps(optimizer, report)
     return report
 
@@ -185,6 +187,7 @@ def unapply(model: nn.Module) -> int:
         hook.remove()
     unfold_casts()
     multiply_by_torch()
+    STATE.passing = True
     STATE.hooks.clear()
     STATE.stepping = False
     COPIES.clear()
@@ -202,7 +205,7 @@ def step_boundary(step: int | None = None) -> str:
     STATE.watching = STATE.open and STATE.shadow_every > 0 and STATE.step % STATE.shadow_every == 0
     read_demotions()
     compile_anew()
-    if STATE.log_every and STATE.step % STATE.log_every == 0:
+    if KERNELS and STATE.log_every and STATE.step % STATE.log_every == 0:
         text = log_line()
         STATE.log(text)
         return text

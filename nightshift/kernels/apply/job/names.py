@@ -25,5 +25,8 @@ often have fewer than queries."""
 PASSED = (*PRODUCTS, *HALVES, *PAIRS)
 """What passes put into compiled regions, which then guard on nothing of it."""
 
+PASSES = "passes"
+"""What passes change in compiled regions without a kernel: on trial as the kernels are, as one of them."""
+
 COMPILED_ALONE = (*PASSED, CAST, f"{CAST}_backward", NORM)
 """What no eager code calls."""

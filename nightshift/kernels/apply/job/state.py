@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import torch
 
-from nightshift.kernels.apply.job.names import PAIRS, PASSED, PRODUCTS
+from nightshift.kernels.apply.job.names import PAIRS, PASSED, PASSES, PRODUCTS
 
 KERNELS: list[dict[str, Any]] = []
 """problem, certificate (SHA-256), candidate (SHA-256), source, entry, language, mutates, launches and scratch_bytes
@@ -84,6 +84,7 @@ class Kernel:
 
     calls: launches that Python saw; those that a compiler or a CUDA graph makes by itself are not among them.
     disabled: why torch computes it now; "" while the kernel does.
+    A record of problem `PASSES` stands for the passes that change compiled regions without a kernel.
     """
 
     record: dict[str, Any]
@@ -103,6 +104,15 @@ class Kernel:
         return str(self.record["certificate"])
 
     @property
+    def uses(self) -> int:
+        """How often a step used it, as far as Python saw. Of `PASSES`: how often one changed a region, and how many
+        regions came from torch's cache, where one may have changed them before."""
+        if self.problem != PASSES:
+            return self.calls
+        brought = torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
+        return sum(STATE.rewritten.values()) + int(brought)
+
+    @property
     def eager_only(self) -> bool:
         """It beat eager torch, and not torch.compile."""
         return self.record["status"] not in ("faster", "correct")
@@ -120,7 +130,7 @@ class JobState:
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
     regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
-    rewritten: what passes changed in compiled regions, without a kernel, by the name of the pass.
+    rewritten: what passes changed in compiled regions, without a kernel, by the name of the pass. passing: they do.
     gain: what the canary measured of the kernels in use, as the log line says it (µs); empty where it kept none, or
     one of them was disabled since: it measured them together.
     first_steps: the canary of the job's first steps, also after its end; None before its begin.
@@ -149,6 +159,7 @@ class JobState:
     outdated: bool = False
     widths: set[torch.Size] = field(default_factory=set)
     rewritten: Counter[str] = field(default_factory=Counter)
+    passing: bool = True
     gain: dict[str, int] = field(default_factory=dict)
     first_steps: Any = None
 

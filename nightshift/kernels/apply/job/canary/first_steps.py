@@ -23,11 +23,21 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.canary.readings import MIN_GAIN, Kernels, gain_us, group_of, less, over_torch
+from nightshift.kernels.apply.job.canary.readings import (
+    MIN_GAIN,
+    Kernels,
+    gain_us,
+    group_of,
+    less,
+    named,
+    on_trial,
+    over_torch,
+    put_by_passes,
+    use,
+)
 from nightshift.kernels.apply.job.checks import capturing
 from nightshift.kernels.apply.job.copies import COPIES, FIRST_LOOKS
-from nightshift.kernels.apply.job.names import PASSED
-from nightshift.kernels.apply.job.operators import open_all
+from nightshift.kernels.apply.job.names import PASSED, PASSES
 from nightshift.kernels.apply.job.state import STATE, Report, kernels_sha256
 
 LIMIT = 60
@@ -81,7 +91,9 @@ class FirstSteps:
     def __init__(self, optimizer: torch.optim.Optimizer, report: Report, store: Any = None) -> None:
         self.optimizer: torch.optim.Optimizer | None = optimizer  # not kept alive by what it said
         self.running, self.steps = True, 0
-        self._report, self._store, self.whole = report, store, dict(STATE.kernels)
+        # under deterministic algorithms nothing tells a region with passes from one without: they stay
+        self._report, self._store = report, store
+        self.whole = dict(STATE.kernels) if torch.are_deterministic_algorithms_enabled() else on_trial()
         self._rank = 0 if store is None else torch.distributed.get_rank()
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
         self._device = torch.device("cpu") if first is None else first.device
@@ -112,11 +124,9 @@ class FirstSteps:
             self._stop()
             STATE.log(f"nightshift kernels: canary ended after {self.steps} steps without a choice: {reason}")
             self._report.canary = f"ended without a choice: {reason}"
-        STATE.kernels.clear()
-        STATE.kernels.update(self.whole)
-        open_all()
+        use(self.whole, passing=True)
         torch._dynamo.config.recompile_limit = self._recompile_limit
-        if any(kernel.problem in PASSED for kernel in self.whole.values()):
+        if put_by_passes(self.whole):
             _mark_regions(passed=True)
 
     def stepped(self) -> None:
@@ -152,15 +162,14 @@ class FirstSteps:
 
     def _use(self, names: Sequence[str]) -> None:
         """A region guards on the kernels that it asked for, so that each set is compiled once."""
-        if list(STATE.kernels) == list(names):
+        chosen, passing = {name: self.whole[name] for name in names}, PASSES in names or PASSES not in self.whole
+        if [*STATE.kernels] == [name for name in names if name != PASSES] and STATE.passing == passing:
             return
-        STATE.kernels.clear()
-        STATE.kernels.update({name: self.whole[name] for name in names})
-        open_all()
-        if any(kernel.problem in PASSED for kernel in self.whole.values()):
+        use(chosen, passing)
+        if put_by_passes(self.whole):
             if torch.are_deterministic_algorithms_enabled() and self.running:
                 self.end("torch's deterministic algorithms were switched on")
-            _mark_regions(any(kernel.problem in PASSED for kernel in STATE.kernels.values()))
+            _mark_regions(put_by_passes(chosen))
 
     def _mark(self) -> None:
         if self._course is None:
@@ -217,7 +226,7 @@ class FirstSteps:
             self._begin(message["blocks"])
 
     def _decide(self, message: Mapping[str, Any]) -> None:
-        kept, report = message["keep"], self._report
+        kept, every, report = message["keep"], named(self.whole), self._report
         self._use(kept)
         if not self.running:
             return
@@ -226,13 +235,14 @@ class FirstSteps:
         STATE.gain = gain_us(message["seconds"]) if kept and sound else {}
         report.gains = message.get("gains", {})
         report.canary = (
-            f"keeps {', '.join(kept) or 'none'} of {', '.join(self.whole) or 'none'} after {self.steps} steps: "
+            f"keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'} after {self.steps} steps: "
             f"{message['text']}"
         )
         used = {self.whole[name].certificate for name in kept}
-        for name, kernel in self.whole.items():
+        for name in every:
             if name not in kept:
-                report.skipped.append((f"{name} {kernel.certificate[:16]}", "the canary gave it back to torch"))
+                what = f"{name} {self.whole[name].certificate[:16]}".strip()
+                report.skipped.append((what, "the canary gave it back to torch"))
         report.applied[:] = [place for place in report.applied if place[2] in used]
         STATE.log(f"nightshift kernels: canary {report.canary}")
 
@@ -263,9 +273,9 @@ def _graphs() -> int:
 
 def _course(whole: Kernels, warm: int, alone: bool, graphs: int) -> Course:
     """What the ranks are to do next, after the readings of what they did: blocks, at last what to keep."""
-    before = {name: kernel.calls for name, kernel in whole.items()}
+    before = {name: kernel.uses for name, kernel in whole.items()}
     yield {}
-    every = _called_in(whole, before) if alone and not STATE.open else whole
+    every = _called_in(whole, before, all_seen=alone and not STATE.open)
     is_compiled = _graphs() != graphs
     fresh = WARM if is_compiled else 1
     room = LIMIT - warm - (2 * _TURNS * (_READ + 1) + 2 * (fresh - 1)) - (0 if alone else 3 * LAG)
@@ -280,7 +290,7 @@ def _course(whole: Kernels, warm: int, alone: bool, graphs: int) -> Course:
         took = yield from _in_alternation(list(chosen), first, fresh)
         yield _verdict(list(chosen), *took, apart, places)
     else:
-        yield {"keep": [], "gains": apart, "text": _told(apart, places) if every else "no step called one"}
+        yield {"keep": [], "gains": apart, "text": _told(apart, places) if every else "no step used one"}
 
 
 def _in_alternation(
@@ -308,10 +318,12 @@ def _proposed(
     return _each(list(places), (yield {"blocks": [begin, *middle, end]}))
 
 
-def _called_in(whole: Kernels, before: Mapping[str, int]) -> Kernels:
-    """Those that the warm steps called; a kernel and its gradient's count as one. The rest is named in the log."""
-    called = {group_of(name) for name, kernel in whole.items() if kernel.calls > before[name]}
-    if idle := [name for name in whole if group_of(name) not in called]:
+def _called_in(whole: Kernels, before: Mapping[str, int], all_seen: bool) -> Kernels:
+    """Those that the warm steps called; a kernel and its gradient's count as one. The rest is named in the log.
+    all_seen: no other rank called kernels, nor did a compiled region by itself."""
+    called = {group_of(name) for name, k in whole.items()
+              if k.uses > before[name] or not (all_seen or name == PASSES)}  # fmt: skip
+    if idle := [name for name in whole if group_of(name) not in called and name != PASSES]:
         why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
         STATE.log(f"nightshift kernels: no step called {', '.join(idle)}; left to torch: {why or 'nothing'}")
     return {name: kernel for name, kernel in whole.items() if group_of(name) in called}
@@ -322,7 +334,7 @@ def _measured_apart(every: Kernels, is_compiled: bool, most: int) -> dict[str, l
     passes put there is one: they guard on all of it together."""
     single: dict[str, set[str]] = {}
     for name, kernel in every.items():
-        one = "passes" if is_compiled and kernel.problem in PASSED else group_of(name)
+        one = PASSES if is_compiled and kernel.problem in PASSED else group_of(name)
         single.setdefault(one, set()).add(group_of(name))
     count = max(1, min(len(single), most))
     # neighbours by name are often shapes of one product

@@ -9,7 +9,9 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from nightshift.kernels.apply.job.state import Kernel
+from nightshift.kernels.apply.job.names import PASSED, PASSES
+from nightshift.kernels.apply.job.operators import open_all
+from nightshift.kernels.apply.job.state import STATE, Kernel
 
 Kernels = dict[str, Kernel]
 MIN_GAIN = 0.002
@@ -20,6 +22,29 @@ STUDENT = (
     (19.081, 5.339, 3.74, 3.186, 2.912, 2.749, 2.642),
 )
 """Student's t, one-sided, for 1 to 7 degrees of freedom, at 5 % over one, two and three sets that were tried."""
+
+
+def on_trial() -> Kernels:
+    """The kernels in use, and the passes without one as if they were another."""
+    return {**STATE.kernels, PASSES: Kernel({"problem": PASSES, "certificate": ""}, lambda: None)}
+
+
+def use(kernels: Kernels, passing: bool) -> None:
+    """These alone, with the passes or without them."""
+    STATE.passing = passing
+    STATE.kernels.clear()
+    STATE.kernels.update({name: kernel for name, kernel in kernels.items() if name != PASSES})
+    open_all()
+
+
+def named(kernels: Kernels) -> list[str]:
+    """For people: the passes only where a step used them."""
+    return [name for name, kernel in kernels.items() if name != PASSES or kernel.uses]
+
+
+def put_by_passes(kernels: Kernels) -> bool:
+    """Whether passes have a part in compiled regions, which guard on nothing of it."""
+    return any(kernel.problem in PASSED for kernel in kernels.values()) or PASSES in named(kernels)
 
 
 def group_of(name: str) -> str:

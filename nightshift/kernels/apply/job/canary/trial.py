@@ -16,9 +16,19 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.canary.readings import MIN_GAIN, Kernels, gain_us, group_of, less, over_none
-from nightshift.kernels.apply.job.names import PASSED
-from nightshift.kernels.apply.job.operators import open_all
+from nightshift.kernels.apply.job.canary.readings import (
+    MIN_GAIN,
+    Kernels,
+    gain_us,
+    group_of,
+    less,
+    named,
+    on_trial,
+    over_none,
+    put_by_passes,
+    use,
+)
+from nightshift.kernels.apply.job.names import PASSES
 from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
 from nightshift.kernels.apply.job.state import STATE
 
@@ -55,7 +65,7 @@ def canary(
     """
     if STATE.first_steps is not None:
         STATE.first_steps.end("another canary was called")
-    given = dict(STATE.kernels)
+    given = on_trial()
     seconds: dict[str, float] = {}
     reader = _Reading(step, steps, rounds, settle_s, limit_s, clock)
 
@@ -63,15 +73,14 @@ def canary(
         _use(kernels)
         STATE.gain = gain_us(seconds) if kernels else {}
         torch._dynamo.reset()  # what was compiled for other sets holds memory
-        STATE.log(
-            f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {', '.join(given) or 'none'}"
-        )
+        every = ", ".join(named(given)) or "none"
+        STATE.log(f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {every}")
         return seconds
 
     STATE.open = False
     torch._dynamo.reset()
     with _many_compiled():
-        every = _called(given, reader, seconds) if given else {}
+        every = _called(given, reader, seconds)
         if not every:
             return finish({})
         first = _faster_way(every, reader, seconds)
@@ -133,7 +142,7 @@ class _Reading:
         try:
             return self.timed(kernels)
         except Exception as error:  # noqa: BLE001  a compiler that chokes on a kernel is a reason against it
-            told, names = f"{type(error).__name__}: {str(error)[:200]}", ", ".join(kernels)
+            told, names = f"{type(error).__name__}: {str(error)[:200]}", ", ".join(named(kernels))
             STATE.log(f"nightshift kernels: no step with {names}: {told}")
             _forget_gradients()
             try:
@@ -154,15 +163,15 @@ class _Reading:
 
 def _called(given: Kernels, reader: _Reading, seconds: dict[str, float]) -> Kernels:
     """The kernels that a step calls, on any rank; those that none does are named in the log."""
-    before = {name: kernel.calls for name, kernel in given.items()}
+    before = {name: kernel.uses for name, kernel in given.items()}
     seconds["all"] = reader.tried(given)
     if math.isfinite(seconds["all"]):
-        called = {name for name, kernel in given.items() if kernel.calls > before[name]}
+        called = {name for name, kernel in given.items() if kernel.uses > before[name]}
     else:
         called = set(given)  # the step broke off: which ones it would have called is not known
-    if called != given.keys():
+    if not called >= given.keys() - {PASSES}:
         why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
-        idle = ", ".join(name for name in given if name not in called)
+        idle = ", ".join(name for name in given if name not in called and name != PASSES)
         STATE.log(f"nightshift kernels: no step called {idle}; left to torch: {why or 'nothing'}")
     used = set().union(*of_all_ranks({group_of(name) for name in called}))
     return {name: kernel for name, kernel in given.items() if group_of(name) in used}
@@ -244,12 +253,10 @@ def _judged(
 def _use(kernels: Kernels) -> None:
     """A region guards on the kernels that it asked for (`in_use`), so the one that was compiled with these is found
     again: compiling takes longer than all steps of a reading. On what a pass put into its graph it guards not."""
-    changed = STATE.kernels.keys() ^ kernels.keys()
-    unguarded = any((STATE.kernels | kernels)[name].problem in PASSED for name in changed)
-    STATE.kernels.clear()
-    STATE.kernels.update(kernels)
-    open_all()
-    if unguarded:
+    now = on_trial() if STATE.passing else dict(STATE.kernels)
+    changed = now.keys() ^ kernels.keys()
+    use(kernels, PASSES in kernels)
+    if put_by_passes({name: (now | kernels)[name] for name in changed}):
         torch._dynamo.reset()
 
 

@@ -7,13 +7,20 @@ is the same bits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from nightshift.kernels.apply.job.state import STATE
+
 
 class Pass:
-    """A pass of ours over a compiler's graphs. earlier: what stood in its place, one or several; they run first."""
+    """A pass of ours over a compiler's graphs. earlier: what stood in its place, one or several; they run first.
+
+    HAS_KERNELS: it puts a file's kernels into graphs. One that does not is on trial by itself (`STATE.passing`).
+    """
+
+    HAS_KERNELS: ClassVar[bool] = True
 
     def __init__(self, earlier: Any = None) -> None:
         self.earlier = earlier
@@ -27,13 +34,17 @@ class Pass:
         """For the compiler's cache: what it made by other passes or of other kernels must not be found there."""
         inner = tuple(getattr(one, "uuid", lambda: None)() for one in self.before())
         # None says that a pass has no name: then the compiler keeps nothing that it had a part in
-        return None if None in inner else (self.named(), inner)
+        return None if None in inner else (self.named() if self._is_on() else (), inner)
 
     def __call__(self, graph: Any) -> None:
         for one in self.before():
             one(graph)
-        self.rewrite(graph)
+        if self._is_on():
+            self.rewrite(graph)
         graph.eliminate_dead_code()
+
+    def _is_on(self) -> bool:
+        return self.HAS_KERNELS or STATE.passing
 
     def named(self) -> tuple[Any, ...]:
         """What it does, with a number that is raised whenever it does more."""

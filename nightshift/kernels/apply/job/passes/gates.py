@@ -27,6 +27,8 @@ class GatesAgain(Pass):
     """A pass for torch._inductor.config.joint_custom_pre_pass: marks what lies between two products' results, which
     the backward pass keeps anyway, and the value that a third product takes of both."""
 
+    HAS_KERNELS = False
+
     def __init__(self, earlier: Any = None, held: int = _HELD) -> None:
         super().__init__(earlier)
         self.held = held

@@ -28,6 +28,8 @@ class GroupedHeads(Pass):
     """A pass for torch._inductor.config.joint_custom_pre_pass: keys and values that were repeated for the heads of
     a group go to attention as they are. Where attention has a mask they stay repeated."""
 
+    HAS_KERNELS = False
+
     def named(self) -> tuple[Any, ...]:
         return ("nightshift grouped heads 1",)
 

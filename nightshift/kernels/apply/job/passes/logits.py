@@ -38,6 +38,8 @@ class RefusedError(Exception):
 class LogitsByRows(Pass):
     """A pass for torch._inductor.config.joint_custom_pre_pass: see above."""
 
+    HAS_KERNELS = False
+
     def __init__(self, earlier: Any = None, worth: int = _WORTH) -> None:
         super().__init__(earlier)
         self.worth = worth

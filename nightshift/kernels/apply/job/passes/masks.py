@@ -39,6 +39,8 @@ class CausalMasks(Pass):
     """A pass for torch._inductor.config.joint_custom_pre_pass: attention with a constant causal mask becomes causal
     attention of the same backend, and so does its gradient."""
 
+    HAS_KERNELS = False
+
     def named(self) -> tuple[Any, ...]:
         return ("nightshift causal masks 1",)
 
