@@ -98,6 +98,19 @@ def test_what_passes_change_without_a_kernel_is_on_trial_as_well(
     assert one.state.passing
 
 
+@pytest.mark.parametrize("names", [(), ("gelu", "rmsnorm")])
+def test_passes_stay_where_a_step_without_them_may_not_fit(
+    world: Any, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, one = world(names, gains={"gelu": 0.03, "rmsnorm": -0.1, "passes": -0.05})
+    monkeypatch.setattr(runtime, "memory_share", lambda device: 0.9)
+    ran(runtime, one)
+    assert one.state.passing
+    assert all("passes" in held for held in one.held)
+    assert set(one.state.kernels) == {*names} - {"rmsnorm"}
+    assert "memory is nearly full" in one.told[-1]
+
+
 def test_noise_alone_seldom_keeps_anything_and_a_clear_gain_stays(world: Any) -> None:
     """Undecided is torch's. A twentieth by right, and what 200 draws allow above it."""
     kept = Counter[float]()

@@ -46,6 +46,8 @@ WARM = 3
 """Steps in which regions are compiled, and CUDA graphs recorded."""
 LAG = 1
 """Steps from the first rank's message to the step after which all ranks follow it."""
+FULL = 0.75
+"""Of a GPU's memory: where steps take more, one without the passes that save memory may not fit, and they stay."""
 _TURNS = 4
 _READ = 3
 _GLANCE = 2
@@ -103,8 +105,9 @@ class FirstSteps:
         warm = FIRST_LOOKS + 1 if len(COPIES) else WARM
         # after a second `apply` the regions of all kernels are there already
         self.graphs = _graphs() if STATE.first_steps is None else STATE.first_steps.graphs
-        self._course = _course(self.whole, warm, store is None, self.graphs) if self._rank == 0 else None
-        if self._course is not None:
+        self._course: Course | None = None
+        if self._rank == 0:
+            self._course = _course(self.whole, warm, store is None, self.graphs, self._device)
             next(self._course)
         # on torch itself: another such file in this process must not read what was said of this one
         run = getattr(torch.library, _RUNS, 0)
@@ -232,7 +235,7 @@ class FirstSteps:
             return
         self._stop()
         sound = not any(self.whole[name].disabled for name in kept)
-        STATE.gain = gain_us(message["seconds"]) if kept and sound else {}
+        STATE.gain = gain_us(message["seconds"]) if "seconds" in message and kept and sound else {}
         report.gains = message.get("gains", {})
         report.canary = (
             f"keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'} after {self.steps} steps: "
@@ -271,12 +274,37 @@ def _graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def _course(whole: Kernels, warm: int, alone: bool, graphs: int) -> Course:
+def memory_share(device: torch.device) -> float:
+    """Of the GPU's memory, what this process held at most; 0 where there is no GPU."""
+    if device.type != "cuda":
+        return 0.0
+    return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
+
+
+def _course(whole: Kernels, warm: int, alone: bool, graphs: int, device: torch.device) -> Course:
     """What the ranks are to do next, after the readings of what they did: blocks, at last what to keep."""
     before = {name: kernel.uses for name, kernel in whole.items()}
     yield {}
     every = _called_in(whole, before, all_seen=alone and not STATE.open)
-    is_compiled = _graphs() != graphs
+    is_full = PASSES in every and memory_share(device) > FULL
+    if is_full:
+        del every[PASSES]
+    decided = _decided(whole, every, warm, alone, _graphs() != graphs)
+    yield from _with_passes(decided) if is_full else decided
+
+
+def _with_passes(course: Course) -> Course:
+    """The same, with the passes in each set."""
+    message = next(course)
+    while "keep" not in message:
+        blocks = [([*names, PASSES], skip, read) for names, skip, read in message["blocks"]]
+        message = course.send((yield {"blocks": blocks}))
+    text = f"{message['text']}; passes stay untried, since the GPU's memory is nearly full"
+    yield {**message, "keep": [*message["keep"], PASSES], "text": text}
+
+
+def _decided(whole: Kernels, every: Kernels, warm: int, alone: bool, is_compiled: bool) -> Course:
+    """The course after the warm steps. every: what they used."""
     fresh = WARM if is_compiled else 1
     room = LIMIT - warm - (2 * _TURNS * (_READ + 1) + 2 * (fresh - 1)) - (0 if alone else 3 * LAG)
     places = _measured_apart(every, is_compiled, (room - fresh - 1 - 2 * _GLANCE) // (fresh + _GLANCE))
