@@ -26,6 +26,7 @@ from tests.processes import await_answer, end, free_port
 
 pytest_plugins = [
     "tests.one_thread",
+    "tests.in_memory",
     "tests.garbage",
     "tests.collecting",
     "tests.determinism",

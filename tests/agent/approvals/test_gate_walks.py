@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +52,7 @@ class Walk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = tempfile.TemporaryDirectory(dir=memory)
+        self.folder = tempfile.TemporaryDirectory()
         self.clock = ManualClock()
         self.store = Store(f"sqlite:///{Path(self.folder.name)}/store.sqlite", self.clock)
         self.gate = Gate(self.store, POLICY, self.clock)

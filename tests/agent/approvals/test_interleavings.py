@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,8 +131,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a file system without a disk's fsync
-        self.folder = tempfile.TemporaryDirectory(dir=memory)
+        self.folder = tempfile.TemporaryDirectory()
         self.clock = ManualClock()
         self.crash = Crashing()
         self.kind = ActionKind.RESTART_JOB

@@ -5,7 +5,6 @@ with a person."""
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -83,8 +82,7 @@ class GuardedCluster(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = tempfile.TemporaryDirectory(dir=memory)
+        self.folder = tempfile.TemporaryDirectory()
         home = Path(self.folder.name)
         self.server = ApiServer()
         self.server.__enter__()
