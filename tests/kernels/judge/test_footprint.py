@@ -90,7 +90,11 @@ PYTHONS, NUMPYS = random.getstate(), numpy.random.get_state()
             lambda: numpy.random.set_state(NUMPYS),
             "state of NumPy's generator",
         ),
-        (lambda: sys.setrecursionlimit(5000), lambda: sys.setrecursionlimit(1000), "recursion limit"),
+        (
+            lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 4000),
+            lambda: sys.setrecursionlimit(sys.getrecursionlimit() - 4000),  # a compiler raises it for good
+            "recursion limit",
+        ),
         (lambda: threading.settrace(print), lambda: threading.settrace(None), "threading.settrace"),
         (lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print), "garbage collector's callbacks"),
         (
