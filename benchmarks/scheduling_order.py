@@ -200,7 +200,7 @@ def summary(loads: dict[str, Any]) -> dict[str, Any]:
             "worst": {key: max(row[name][key]["worst"] for row in rows) for key in KEPT},
         }
         for name in (*RUNS, *FRONTIER, *PRESSURES)
-        if name in rows[0]
+        if all(name in row for row in rows)
     } | {"gap_closed": [row.get("gap_closed") for row in rows]}
 
 
@@ -210,6 +210,7 @@ def main() -> None:
         "--only", nargs="+", default=[], help="only these traces, merged into the results there are"
     )
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS, help="only these runs of a trace")
+    parser.add_argument("--loads", nargs="+", type=float, default=[], help="only these loads of a trace")
     parser.add_argument("--frontier", action="store_true", help="only other constants, on trace 3")
     parser.add_argument("--pressures", action="store_true", help="only sharing from a lower pressure on")
     given = parser.parse_args()
@@ -244,11 +245,13 @@ def main() -> None:
         runs = {run: of for run, of in (DRAWN if is_drawn else RUNS).items() if run in given.runs}
         loads = dict(results.get(name, {"loads": {}})["loads"])
         for load in LOADS["drawn" if is_drawn else "muri"]:
+            if given.loads and load not in given.loads:
+                continue
             harder = name == "pai" and load == 0.9 and "ours" in runs
             loads[str(load)] = loads.get(str(load), {}) | table(cuts, load, runs, harder=harder)
-        results[name] = {"jobs": len(cuts[0]), "loads": loads, "summary": summary(loads)}
-        print(name, json.dumps(results[name]["summary"]), flush=True)
-        write(NAME, results)
+            results[name] = {"jobs": len(cuts[0]), "loads": loads, "summary": summary(loads)}
+            print(name, load, json.dumps(results[name]["summary"]), flush=True)
+            write(NAME, results)
 
 
 if __name__ == "__main__":
