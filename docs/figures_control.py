@@ -228,9 +228,9 @@ TABLES = (
             ),
             Row("the rule that these are of (hash of its modules)", "results", _rule),
         ),
-        note="Columns as above; 64 GPUs. `trace*`: five cuts of each of Muri's; trace 3 is for tuning, on the others "
-        "nothing was chosen. The drawn ones: five traces of even seeds each. Pressure: time that jobs have waited "
-        "under plain backfill over the work done. As it ships, guests come from a pressure of 3 on.",
+        note="Columns as above; 64 GPUs. `trace*`: five cuts of each of Muri's; trace 3 is for tuning, on the "
+        "others nothing was chosen. The drawn ones: five traces of even seeds each. Pressure: time that jobs "
+        "have waited under plain backfill over the work done. As it ships, guests come from a pressure of 3 on.",
     ),
     Table(
         "Scheduling a Philly-derived trace on 64 GPUs, over FIFO with backfill in the same run",
