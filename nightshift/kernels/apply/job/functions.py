@@ -334,8 +334,9 @@ def fold_casts() -> None:
     # a second `apply` would put the pass behind itself
     if STATE.fold is not None:
         return
-    from torch._inductor import config
+    from torch._inductor import config, custom_graph_pass
 
+    custom_graph_pass.CustomGraphPass.register(Pass)  # else the compiler keeps nothing on disk
     norm = kinds.pop(NORM, None)
     made: Any = GatesAgain(LogitsByRows(GroupedHeads(CausalMasks(config.joint_custom_pre_pass))))
     if kinds:

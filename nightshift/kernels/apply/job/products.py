@@ -223,7 +223,6 @@ def multiply_by_kernels(report: Report) -> None:
         return
     from torch._inductor import config, custom_graph_pass
 
-    custom_graph_pass.CustomGraphPass.register(MultiplyByKernels)  # else the compiler keeps nothing on disk
     made = MultiplyByKernels(config.post_grad_custom_post_pass)
     told_more: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())  # torch 2.11 has none
     # such a pass is told whether it is inference; ours, in front of it, could not hand that on
