@@ -153,8 +153,9 @@ class SlurmNodes:
 
     def drain(self, node: SlurmNode, action: Action, jobs: str = "", cause: str = "") -> SlurmNode:
         """Drains a node for an action, or adds the action's mark to a drain of ours; the node after it."""
-        if not node.boot_s and not node.states & {"DOWN", "UNKNOWN"}:
-            # right after an UNDRAIN its slurmd registers anew; a mark without the boot could never be taken back
+        if not node.boot_s and "DOWN" not in node.states:
+            # after an UNDRAIN, or under a new controller, its slurmd registers: until then no job is known, and
+            # a mark without the boot could never be taken back
             raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0)
         mark = Mark(DRAINS, action.id, node.boot_s, jobs)
         # a node that takes jobs was undrained by someone else: its marks of drains are old
