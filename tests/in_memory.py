@@ -1,6 +1,7 @@
 """Temporary files lie in memory where it has room: tests commit thousands of times, and a disk takes milliseconds
 for each. A run that failed leaves its files there; whoever sets TMPDIR has them where that says."""
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -25,12 +26,19 @@ def _has_room() -> bool:
     return is_open and place.f_bavail * place.f_frsize > ROOM and available > 2 * ROOM
 
 
+def _remove() -> None:
+    if _passed:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+_passed: list[bool] = []
 if "TMPDIR" not in os.environ and _has_room():
     FOLDER = tempfile.mkdtemp(prefix="ns-", dir=MEMORY)  # short: a socket's path holds 107 characters
     Path(FOLDER).chmod(0o755)  # PostgreSQL runs as another user
     os.environ["TMPDIR"], tempfile.tempdir = FOLDER, None
+    atexit.register(_remove)  # first here, so last of all: others remove theirs in it as the process ends
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if FOLDER and exitstatus == 0:
-        shutil.rmtree(FOLDER, ignore_errors=True)
+    if exitstatus == 0:
+        _passed.append(True)
