@@ -289,7 +289,7 @@ TABLES = (
             *(Row(f"level {level}: {label}", f"summary/level{level}", show, goals[level - 1])
               for level in (1, 2, 3) for label, show, goals in ANY),
         ),
-        "60 drawn tasks whose names have an even MD5, without a language model; four trials each. Faster: the "
+        "60 drawn tasks, each with an even MD5 of its name; no language model, four trials each. Faster: the "
         "lower end of the 90 % interval is above 1.02; a library's call is not. Of level 3 torch.compile is not "
         "raced. Correct by KernelBench's own evaluation: of the winners that it was asked about. All 250 tasks, "
         "the odd ones too, are not run yet.",
