@@ -44,12 +44,14 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+from nightshift.version import commit
 
 LEVELS = ("level1", "level2", "level3")
 FASTER = 1.02
@@ -912,6 +914,7 @@ class Driver:
         command = self._command(f"{folder}/gpu{gpu}")
         worker = Worker(given, [*command, "--worker", "judge"], gpu, threads)
         harness = Worker(given, [*command, "--worker", "harness"], gpu, threads)
+        later, ended = ThreadPoolExecutor(1), list[Future[None]]()
         try:
             if given.harness:
                 harness.start()
@@ -921,11 +924,19 @@ class Driver:
                 if one is None:
                     break
                 row = worker.ask(json.dumps([one[0], one[1].load, one[1].judge]))
-                row["harness"] = {k: harness.ask(json.dumps(x)) for k, x in row.get("harness", {}).items()}
-                self._keep(one[0], {**row, "gpu": gpu}, worker.environment)
+                row["gpu"] = gpu
+                ended.append(later.submit(self._finish, one[0], row, harness, worker.environment))
         finally:
             worker.end()
+            later.shutdown()
             harness.end()
+        for one_row in ended:
+            one_row.result()  # what it raised
+
+    def _finish(self, name: str, row: dict[str, Any], harness: Worker, environment: dict[str, Any] | None) -> None:
+        """The row with what the harness says, while the worker is at its next task."""
+        row["harness"] = {k: harness.ask(json.dumps(x)) for k, x in row.get("harness", {}).items()}
+        self._keep(name, row, environment)
 
     def _command(self, lock: str) -> list[str]:
         given = self.given
@@ -939,7 +950,7 @@ class Driver:
         with self.writing:
             if self.over:
                 return
-            self.rows[name] = row
+            self.rows[name] = {**row, "commit": commit() or ""}
             if environment:
                 self.result["environment"] = environment
             self._save()
@@ -950,7 +961,7 @@ class Driver:
         self.result.update(
             tasks=len(self.tasks), summary=summary(self.tasks, self.rows),
             given={"trials": given.trials, "tiny": given.tiny, "cards": self.cards, "workers": given.workers},
-            decided_by=decided_by(given), matmul_precision="high" if given.high else "highest", commit=commit(),
+            decided_by=decided_by(given), matmul_precision="high" if given.high else "highest",
         )  # fmt: skip
         half = given.out.with_suffix(".half")
         half.write_text(json.dumps(self.result, indent=1, default=str) + "\n")
@@ -969,14 +980,6 @@ def decided_by(given: argparse.Namespace) -> str:
     if given.attempt:
         return "nothing: candidates were written at published sizes and compiled for an H100, none was judged"
     return "the judge on Triton's interpreter, shrunken tasks; no speed" if given.tiny else "the judge on a GPU"
-
-
-def commit() -> str:
-    """Empty where the tree has no history, as on a machine that was given a copy."""
-    with contextlib.suppress(OSError):
-        told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        return told.stdout.strip()
-    return ""
 
 
 def told(row: dict[str, Any]) -> str:

@@ -127,11 +127,12 @@ class Kept:
 
 
 class Job:
-    """One contestant: the model, its optimiser and a step, with what is `kept` of the job's file `kernels`."""
+    """One contestant: the model, its optimiser and a step, with what is `kept` of the job's file `kernels`.
+    chooses: its first steps say what is kept."""
 
     def __init__(
         self, entry: ZooModel, given: argparse.Namespace, way: Way, seed: int = 1, kernels: Any = None,
-        kept: Kept = Kept(),
+        kept: Kept = Kept(), chooses: bool = False,
     ) -> None:  # fmt: skip
         self.device, self.entry, self.way, self.kept = given.device, entry, way, kept
         self.graphs = way.mode in GRAPHS and given.device == "cuda"
@@ -139,14 +140,12 @@ class Job:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=given.device == "cuda" or None
         )
-        self.kernels, self.report, self.state = kernels if way.ours else None, "", {}
+        self.kernels, self.report, self.state = kernels if way.ours else None, None, {}
         self.patches = Patches(self.model) if way.liger else None
         if self.kernels is not None:
-            self.report = str(
-                self.kernels.apply(
-                    self.model, shadow_every=0, log_every=0, only=kept.only, compiler_launches=kept.launches,
-                    weight_copies=entry.autocast,
-                )
+            self.report = self.kernels.apply(
+                self.model, self.optimizer if chooses else None, shadow_every=0, log_every=0, only=kept.only,
+                compiler_launches=kept.launches, weight_copies=entry.autocast,
             )  # fmt: skip
             self.kernels.STATE.passing = kept.passing
         self.forward: Callable[[Batch], torch.Tensor] = self._loss
@@ -286,7 +285,7 @@ class Race:
         held = _allocated()
         job = Job(self.entry, self.given, way, kernels=self.kernels, kept=kept)
         if way.ours:
-            told["applied"] = job.report
+            told["applied"] = str(job.report)
         try:
             loss = job.gradients(self.data[0])
             why, figures = wrong(self.truth, loss, job.model)
@@ -330,13 +329,19 @@ class Race:
 
     def _kept(self, way: Way, told: dict[str, Any]) -> Kept:
         """What the file's own canary keeps, in a job of its own."""
-        job, turn = Job(self.entry, self.given, way, kernels=self.kernels), itertools.cycle(self.data)
+        first, turn = self.given.first_steps, itertools.cycle(self.data)
+        job = Job(self.entry, self.given, way, kernels=self.kernels, chooses=first)
         began, cpu = time.time(), self.given.device == "cpu"
         try:
-            told["canary"] = self.kernels.canary(
-                lambda: job.step(next(turn)), steps=1 if cpu else 6, rounds=1 if cpu else 3, turns=2 if cpu else 4,
-                settle_s=0.0 if cpu else 0.2, limit_s=self.given.canary_s,
-            )  # fmt: skip
+            if first:
+                while self.kernels.STATE.first_steps.running:
+                    job.step(next(turn))
+                told["canary"] = job.report.canary
+            else:
+                told["canary"] = self.kernels.canary(
+                    lambda: job.step(next(turn)), steps=1 if cpu else 6, rounds=1 if cpu else 3,
+                    turns=2 if cpu else 4, settle_s=0.0 if cpu else 0.2, limit_s=self.given.canary_s,
+                )  # fmt: skip
             held = dict(self.kernels.STATE.kernels)
             told["kept"] = sorted(held)
             kept = tuple(kernel.certificate for kernel in held.values())
@@ -584,6 +589,7 @@ def _in_a_process(name: str, part: str, given: argparse.Namespace) -> None:
     words = ["--part", part, "--only", name, "--out", str(given.out), "--device", given.device]
     words += ["--until", f"{given.left():.1f}", "--rounds", str(given.rounds), "--commit", given.commit]
     words += ["--canary-s", str(given.canary_s), *(["--tiny"] if given.tiny else [])]
+    words += ["--first-steps"] if given.first_steps else []
     if given.contestants is not None:
         words += ["--contestants", *given.contestants]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.kernels_zoo", *words])
@@ -647,6 +653,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", choices=WAYS, default=None, help="Only these, and eager")
     parser.add_argument("--rounds", type=int, default=0, help="Of five steps each; default: 12, tiny 1")
     parser.add_argument("--canary-s", type=float, default=40.0, help="Most seconds of each canary")
+    parser.add_argument("--first-steps", action="store_true", help="The first steps of a job choose, as for users")
     parser.add_argument("--tiny", action="store_true", help="Tiny sizes, to see that every part works")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--commit", default="", help="Where the checkout has no .git")
