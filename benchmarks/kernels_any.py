@@ -170,7 +170,7 @@ class Room:
             yield
             return
         total = self.card or torch.cuda.get_device_properties(0).total_memory
-        total -= (2 << 30) * self.workers  # contexts
+        total -= (3 << 30) * self.workers  # contexts, the harness's with them
         count = min(self.PARTS, -(-wanted * self.PARTS // total))
         with contextlib.ExitStack() as stack:
             files = [self.lock.with_suffix(f".part{n}") for n in range(self.PARTS)]
@@ -229,7 +229,7 @@ class Bench:
                     libraries = self._compiled(name, task) if self.judge is not None else {}
                 if self.judge is not None:
                     with self._share(need.judge, row):
-                        row |= self._judged(task, author, libraries, row)
+                        row |= self._judged(task, author, libraries, row, need.judge < WHOLE)
                         self._for_the_harness(task, row, need.load)
         except _refusals() as error:
             row["why"] = str(error)[:600]
@@ -337,7 +337,9 @@ class Bench:
         torch.cuda.empty_cache()
         return {"inductor": made}
 
-    def _judged(self, task: Any, author: Any, libraries: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    def _judged(
+        self, task: Any, author: Any, libraries: dict[str, Any], row: dict[str, Any], shared: bool
+    ) -> dict[str, Any]:
         """A whole verdict of the first candidate, told at once. Where it is neither faster than every baseline nor
         at the roofline, the others are ranked by quick races, and one that is faster than it gets a whole verdict
         too. What is slower than eager is no answer: torch's own calls are."""
@@ -357,6 +359,8 @@ class Bench:
         if first is not None:
             found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
             found["_refused"] = first.candidate if found["status"] == "wrong" else None
+            if shared and _found_no_memory(found):
+                return found  # its turn with the whole GPU is next
             floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
             self._tell({**row, **found}, self.given.each)
             quick = self._worked(started) + before < self.given.each / 3
@@ -737,7 +741,8 @@ class Worker:
             ended = process.poll()
             self.end()
             why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
-            return {"attempted": False, **begun, "why": why, **({} if "status" in begun else {"broken": True})}
+            judged = begun.get("status") not in (None, "machine_fault")
+            return {"attempted": False, **begun, "why": why, **({} if judged else {"broken": True})}
         return row
 
     def start(self) -> None:

@@ -20,13 +20,13 @@ from benchmarks import kernels_any
 from benchmarks.kernels_any import LEVELS, Bench, Driver, Need, Room, Waiting, Worker, is_even, names, shrunken
 from nightshift.kernels.judge.race.gpu_access import Quiet
 
-CARD = 18
+CARD = 19
 """GiB, of which 16 are shared when one worker's context takes two: a GiB for each lock."""
 HOLDER = """
 import sys, time
 from argparse import Namespace
 from benchmarks.kernels_any import Room
-with Room(Namespace(lock=sys.argv[1], workers=1, card=18)).of(10 << 30):
+with Room(Namespace(lock=sys.argv[1], workers=1, card=19)).of(10 << 30):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -220,6 +220,7 @@ class Composer:
     calls: dict[Node, str] = field(default_factory=dict)  # made by torch, and why
     views: set[Node] = field(default_factory=set)
     kernels: dict[Node, Written] = field(default_factory=dict)
+    by_row: set[Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._lay_out()
@@ -387,7 +388,7 @@ class Composer:
         outputs."""
         names = {node: f"a[{i}]" for i, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
         lines: list[str] = []
-        last = self._last_uses(wanted)
+        last, self.by_row = self._last_uses(wanted), self._read_by_row()
         for node in wanted:
             if node.op == "placeholder":
                 continue
@@ -397,6 +398,18 @@ class Composer:
         made = [names[x] for x in self.outputs]
         many = isinstance(self.nodes[-1].args[0], list | tuple) and len(made) > 1
         return [*lines, f"return ({', '.join(made)},)" if many else f"return {made[0]}"]
+
+    def _read_by_row(self) -> set[Node]:
+        """What torch's calls make and kernels read, through views or not. A call lays out its result as it likes,
+        and on one device otherwise than on another: a copy where it is not what the kernels expect."""
+        roots = set()
+        for written in self.kernels.values():
+            for argument in written.arguments[:-1]:
+                read = argument
+                while read in self.views:
+                    read = read.all_input_nodes[0]
+                roots.add(read)
+        return {node for node in roots if node in self.calls or _is_item(node)}
 
     def _renamed(self, nodes: Sequence[Node]) -> list[str]:
         """The texts of all kernels. Those of one text are one kernel, compiled once: a network repeats itself."""
@@ -434,14 +447,15 @@ class Composer:
                 f"{name} = torch.empty({form})",
                 f"{made.name}[{made.grid}]({given}, {made.constants}, num_warps={made.warps}{stages})",
             ]
+        rows = ".contiguous()" if node in self.by_row else ""
         if _is_item(node):
-            return [f"{name} = {names[node.args[0]]}[{node.args[1]}]"]  # type: ignore[index]
+            return [f"{name} = {names[node.args[0]]}[{node.args[1]}]{rows}"]  # type: ignore[index]
         if kind_of(node) == "view" and (view := _view(node)):
             return [f"{name} = {_text(node.args[0], names)}.{view}"]
         values = [_text(x, names) for x in node.args] + [f"{k}={_text(v, names)}" for k, v in node.kwargs.items()]
         form = "channels_last" if len(shape_of(node) if is_tensor(node) else ()) == 4 else "channels_last_3d"
         turned = STRIDES in node.meta and name_of(node) == "convolution"
-        laid = f".contiguous(memory_format=torch.{form})" if turned else ""
+        laid = f".contiguous(memory_format=torch.{form})" if turned else rows
         return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
 
     def _constant(self, node: Node) -> str:
@@ -458,7 +472,8 @@ def _file(problem: str, case: Case, kind: Kind, kernels: Sequence[str], lines: S
     """A candidate's file, for one case alone."""
     bounds = ", ".join(f"{name} {n}..{n}" for name, n in case.params)
     head = {"problem": problem, "language": "triton" if kernels else "python", "kind": kind}
-    head |= {"determinism": "bitwise", "dtypes": case.dtype, "layouts": "contiguous offset", "bounds": bounds}
+    bits = "bitwise" if kind == "own_kernel" else "none"  # torch promises no bits of its calls
+    head |= {"determinism": bits, "dtypes": case.dtype, "layouts": "contiguous offset", "bounds": bounds}
     parts = ["# nightshift candidate\n" + "".join(f"# {key}: {value}\n" for key, value in head.items() if value)]
     parts.append("import torch\nimport triton\nimport triton.language as tl\n")
     laid = "    a = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in a]\n"

@@ -6,6 +6,7 @@ a graph holds no values but numbers and what the model keeps beside its paramete
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +66,17 @@ def captured(function: Callable[..., Any], inputs: Sequence[Any], device: str = 
     return simplified(module)
 
 
+def _slices(x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
+    """Parts as slices. Torch's own are strides into memory, of which kernels here know nothing."""
+    ends = list(itertools.accumulate(sizes))
+    return [aten.slice.Tensor(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
 def _table() -> dict[Any, Any]:
     named = [getattr(aten, name, None) for word in _TAKEN_APART.split() for name in [word.partition(".")[0]]]
     table = {**torch.export.default_decompositions(), **core_aten_decompositions()}
     table.update(get_decompositions([packet for packet in named if packet is not None]))
+    table[aten.split_with_sizes.default] = _slices
     return {
         op: how for op, how in table.items() if not str(op).removeprefix("aten.").startswith(tuple(_WHOLE.split()))
     }

@@ -113,7 +113,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     8).permute(0, 2, 1, 4, 3).reshape(2, 4, 3, 8), 3)[:, -1], drawn((6, 4, 16), (6, 16, 8)), ""),
     "steps": (steps, drawn((9, 3, 16), (3, 16), (32, 16)), ""), "strips": (strips, drawn((6, 20)), "own_kernel"),
     "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)),
-    "composition"),
+    "composition"), "sorted_columns": (lambda x: torch.sort(x.t(), 0)[0] * 2 + 1, drawn((4, 60)), "composition"),
+    "windows": (lambda x: x.unfold(1, 4, 2).relu() + 1, drawn((6, 20)), "composition"),
+    "heads": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 20, 64) + 1,
+    drawn(*[(2, 4, 20, 16)] * 3), "composition"), "states": (lambda x, h, w, u: torch.rnn_tanh(x, h, [w, u], False,
+    1, 0.0, False, False, True)[0] * 2, drawn((3, 5, 8), (1, 3, 4), (4, 8), (4, 4)), "composition"),
 }  # fmt: skip
 
 
