@@ -928,6 +928,7 @@ class Driver:
                 one = self.waiting.take(_LARGE_SHARE * worker.total if number < self.cards else None)
                 if one is None:
                     break
+                print(f"{time.time() - self.started:5.0f} s  {one[0]} begins", flush=True)
                 row = worker.ask(json.dumps([one[0], one[1].load, one[1].judge]))
                 row["gpu"] = gpu
                 ended.append(later.submit(self._finish, one[0], row, harness, worker.environment))

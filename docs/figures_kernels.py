@@ -40,7 +40,7 @@ LOOP = (
     "the daemon counted the gain", "demoted for the driver's string", "", "the next start computed with torch",
 )  # fmt: skip
 ANY: tuple[tuple[str, Any, tuple[str, str, str]], ...] = (
-    ("done, of the tasks drawn", lambda x: f"{x['done']} of {x['tasks']}", ("", "", "")),
+    ("tasks done", lambda x: f"{x['done']} of {x['tasks']}", ("", "", "")),
     ("accepted by our judge, of those done", lambda x: f"{x['accepted']}", ("≥ 90 %", "≥ 90 %", "≥ 70 %")),
     ("faster than eager torch", lambda x: percent(x["fast_1_eager"]), ("≥ 45 %", "≥ 75 %", "≥ 40 %")),
     ("faster than torch.compile", lambda x: percent(x["fast_1_inductor"] or None), ("≥ 30 %", "≥ 40 %", "")),
@@ -306,8 +306,20 @@ TABLES = (
         ),
         "60 drawn tasks, each with an even MD5 of its name; no language model, four trials each. Faster: the "
         "lower end of the 90 % interval is above 1.02; a library's call is not. Of level 3 torch.compile is not "
-        "raced. Correct by KernelBench's own evaluation: of the winners that it was asked about. All 250 tasks, "
-        "the odd ones too, are not run yet.",
+        "raced. Correct by KernelBench's own evaluation: of the winners that it was asked about.",
+    ),
+    Table(
+        "KernelBench's published tasks, all (H200)",
+        "kernels_any_all",
+        "python -m benchmarks.kernels_any CHECKOUT --harness",
+        (
+            *(Row(f"level {level}: {label}", f"summary/level{level}", show, goals[level - 1])
+              for level in (1, 2, 3) for label, show, goals in ANY),
+        ),
+        "Still under way: the rest of the 250 is not run yet. Those of the table above are among them, and each "
+        "row names its commit. Three networks of level 3 were refused as wrong: the author took what torch's "
+        "calls return to lie row by row. That is mended since, by other models; their rows stay as they were "
+        "scored.",
     ),
     Table(
         "The suite's kernels over eager torch (H200)",

@@ -82,6 +82,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = 
     names, learned = tuple(state), frozenset(name for name, _ in model.named_parameters())
     terms = max((x.numel() // max(1, len(x)) for x in state.values() if x.dim() > 1), default=1)
     moved = _elements(loaded.forms) + loaded.made
+    kept = functools.cache(lambda: _State.of(state.values()))  # a task on "meta" has no values
 
     def reference(*arguments: Any) -> Any:
         # the judge compares its inputs before and after: the reference must not change them
@@ -94,7 +95,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = 
         with as_it_was(), torch.device(draw.device):
             torch.manual_seed(draw.seed % (1 << 63))
             fresh = _drawn(module, model, named)
-        inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x.to(draw.device), draw) for x in state.values()))
+        inputs = (*(_vary(x, draw) for x in fresh), *kept().near(draw))
         return tuple(_placed(x, case, draw.device) for x in inputs)
 
     def whole(case: Case, draw: Draw) -> Inputs:
@@ -410,14 +411,54 @@ def _vary(value: Any, draw: Draw) -> Any:
     return out
 
 
-def _weights(value: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """Parameters near their initial ones but not trivial: scaled by 0.75 to 1.25; all-zero ones become 0 to 0.5."""
-    value = value.detach()
-    if not value.is_floating_point() or not value.numel():
-        return value
-    factor = Draw(draw.integer(0, 1 << 30), "normal", value.device).uniform(value.shape, value.dtype, 0.75, 1.25)
-    flat = bool((value == value.view(-1)[0] if value.is_contiguous() else value == value.flatten()[0]).all())
-    return factor - 0.75 if flat and float(value.flatten()[0]) == 0.0 else value * factor
+@dataclass(frozen=True)
+class _State:
+    """A model's parameters and buffers. Those of one dtype that are not large lie in one row, and are drawn
+    together: a network has hundreds, and on a shared GPU each operation waits for its turn.
+
+    zero: whether each begins as zero; rows: by dtype (places in `tensors`, their values in a row, which are zero).
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    zero: tuple[bool, ...]
+    rows: Mapping[torch.dtype, tuple[list[int], torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> _State:
+        given, rows = tuple(x.detach() for x in tensors), {}
+        zero = tuple(not x.any() for x in given)
+        for dtype in dict.fromkeys(x.dtype for x in given if x.is_floating_point()):
+            places = [i for i, x in enumerate(given) if x.dtype is dtype and 0 < x.numel() <= _SMALL]
+            if places:
+                row = torch.cat([given[i].reshape(-1) for i in places])
+                rows[dtype] = places, row, torch.cat([torch.full((given[i].numel(),), zero[i]) for i in places])
+        return cls(given, zero, rows)
+
+    def near(self, draw: Draw) -> list[torch.Tensor]:
+        """Near the initial ones but not trivial: scaled by 0.75 to 1.25; all-zero ones become 0 to 0.5."""
+        found: dict[int, torch.Tensor] = {}
+        for places, row, zero in self.rows.values():
+            value = row.to(draw.device)
+            factor = _factor(value, draw)
+            made = torch.where(zero.to(draw.device), factor - 0.75, value * factor)
+            parts = torch.split(made, [self.tensors[i].numel() for i in places])
+            # a copy, so that each begins where memory is aligned
+            found |= {i: x.clone().view(self.tensors[i].shape) for i, x in zip(places, parts, strict=True)}
+        for i, tensor in enumerate(self.tensors):
+            if i not in found:
+                value = found[i] = tensor.to(draw.device)
+                if value.is_floating_point() and value.numel():
+                    found[i] = _factor(value, draw) - 0.75 if self.zero[i] else value * _factor(value, draw)
+        return [found[i] for i in range(len(self.tensors))]
+
+
+_SMALL = 1 << 22
+"""Elements: what is larger is drawn alone, or its copies would fill a GPU."""
+
+
+def _factor(value: torch.Tensor, draw: Draw) -> torch.Tensor:
+    one = Draw(draw.integer(0, 1 << 30), "normal", value.device)
+    return one.uniform(value.shape, value.dtype, 0.75, 1.25)
 
 
 def _whole(value: Any, reach: int, terms: int, draw: Draw) -> Any:
