@@ -107,6 +107,8 @@ def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 _by_dimensions(module.graph, node)
             elif name == "aten.mm.default" and node.meta["val"].shape[1] == 1:
                 node.replace_all_uses_with(_times_vector(module.graph, node.args[0], node.args[1], keep=True))
+            elif name in ("aten.mm.default", "aten.bmm.default") and node.args[0].meta["val"].shape[-1] == 1:
+                node.replace_all_uses_with(_call(module.graph, aten.mul.Tensor, *node.args))
             elif name.startswith(tuple(f"aten.{word}." for word in _STEPWISE)):
                 made = _reduced(module.graph, node)
                 if made is not node:

@@ -179,7 +179,10 @@ class Body:
         pointer = self.loads.setdefault(node, f"p{len(self.loads)}")
         used = {d.variable for c in element for d in c.digits}
         mask = " & ".join(part for part in (self.mask_of(used), self.condition(bounds)) if part)
-        text = f"tl.load({pointer} + ({linear(element, strides_of(node), self.sizes)})"
+        # a pointer has the shape of its mask
+        spread = {d.variable for coordinate, *_ in bounds for d in coordinate.digits} - used
+        offset = " + ".join([linear(element, strides_of(node), self.sizes), *(f"0 * {v}" for v in sorted(spread))])
+        text = f"tl.load({pointer} + ({offset})"
         text += f", mask={mask}, other=0)" if mask else ")"
         dtype = dtype_of(node)
         if dtype is torch.bool:
@@ -194,15 +197,19 @@ class Body:
         return " & ".join(parts)
 
     def _fill(self, node: Node, element: Place) -> str:
-        name, args = name_of(node), node.args
+        """A number of the node's type: a mere literal has no type to be cast from."""
+        name, args, made = name_of(node), node.args, TRITON[dtype_of(node)]
         if name == "arange":
             numbers = [a for a in args if isinstance(a, int | float)]
             start, step = (0, 1) if len(numbers) == 1 else (numbers[0], numbers[2] if len(numbers) > 2 else 1)
             text = f"({number(element[0], self.sizes)}) * {step} + {start}"
-            return self.name(f"({text}).to({TRITON[dtype_of(node)]})" if "x" in text or "r" in text else text)
-        if name in ("full", "full_like"):
-            return literal(args[1])
-        return literal(args[0]) if name == "scalar_tensor" else "1.0" if name.startswith("ones") else "0.0"
+            return self.name(f"({text}).to({made})" if element[0].digits else f"tl.full([], {text}, {made})")
+        if name in ("full", "full_like", "scalar_tensor"):
+            text = literal(args[0] if name == "scalar_tensor" else args[1])
+        else:
+            text = "1" if name.startswith("ones") else "0"
+        wide = made if dtype_of(node).itemsize > 2 or not dtype_of(node).is_floating_point else "tl.float32"
+        return self.name(f"tl.full([], {text}, {wide})")
 
     def _pooled(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
         """The window's largest element or its mean; of a convolution the sum, each times its weight."""

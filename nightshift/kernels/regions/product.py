@@ -303,6 +303,11 @@ class _Product:
         b = body.value(right, (*outer, Coordinate(merged([Digit("kb", 1, depth)])), columns))
         if depth % plan.depth and left not in body.resident:  # an operator may make something of the zeros read
             a = body.name(f"tl.where(kam, {a}, 0.0)")
+        # what a view spreads over a tile is read once: all of the tile has it
+        a, b = (
+            x if node in body.resident else body.name(f"tl.zeros([{tile}], tl.float32) + {x}")
+            for x, node, tile in ((a, left, "BM, BK"), (b, right, "BK, BN"))
+        )
         self._dot(a, b)
         body.end()
         body.mask = " ".join(masks)

@@ -155,6 +155,7 @@ def _loaded(module: ModuleType, device: str) -> _Loaded:
     init, init_named = arguments_of(module.Model, module.get_init_inputs())
     torch.manual_seed(0)
     model: torch.nn.Module = module.Model(*init, **init_named).eval().to(device)
+    model.requires_grad_(False)  # what counts operations hooks parameters that a module is given
     _registered(model, device)
     first, by_name = arguments_of(model, module.get_inputs())
     sample, named = tuple(_on(x, device) for x in (*first, *by_name.values())), tuple(by_name)
