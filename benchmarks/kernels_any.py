@@ -583,7 +583,7 @@ def where() -> Iterator[Any]:
 
     def told() -> dict[str, float]:
         whole = time.time() - started
-        return {name: round(n / 20, 1) for name, n in found.most_common(60) if n / 20 > 0.02 * whole}
+        return {name: round(n / 20, 1) for name, n in found.most_common(12) if n / 20 > 0.02 * whole}
 
     try:
         yield told

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -112,6 +113,7 @@ class Body:
     """The text of one kernel while it is written. loads: the nodes that are read, in the order of their pointers.
 
     given: what stands already for (node, element), as an accumulator does for a product. `mask`: of every access.
+    along: the loop variables that a name has a value for each of.
     """
 
     resident: Collection[Node]
@@ -121,6 +123,7 @@ class Body:
     indent: str = "    "
     loads: dict[Node, str] = field(default_factory=dict)
     given: dict[tuple[Node, Place], str] = field(default_factory=dict)
+    along: dict[str, set[str]] = field(default_factory=dict)
     _known: dict[tuple[Node, Place, tuple[Bound, ...]], str] = field(default_factory=dict)
     _count: int = 0
 
@@ -129,8 +132,12 @@ class Body:
 
     def name(self, text: str) -> str:
         self._count += 1
-        self.add(f"v{self._count} = {text}")
-        return f"v{self._count}"
+        made = f"v{self._count}"
+        words = {word.removesuffix("m") if word.removesuffix("m") in self.sizes else word
+                 for word in re.findall(r"\w+", text)}  # fmt: skip
+        self.along[made] = set().union(words & self.sizes.keys(), *(self.along.get(word, ()) for word in words))
+        self.add(f"{made} = {text}")
+        return made
 
     def begin(self, line: str) -> None:
         """A loop, in which what was known inside the last one is not."""

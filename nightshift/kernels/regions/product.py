@@ -303,14 +303,15 @@ class _Product:
         b = body.value(right, (*outer, Coordinate(merged([Digit("kb", 1, depth)])), columns))
         if depth % plan.depth and left not in body.resident:  # an operator may make something of the zeros read
             a = body.name(f"tl.where(kam, {a}, 0.0)")
-        # what a view spreads over a tile is read once: all of the tile has it
-        a, b = (
-            x if node in body.resident else body.name(f"tl.zeros([{tile}], tl.float32) + {x}")
-            for x, node, tile in ((a, left, "BM, BK"), (b, right, "BK, BN"))
-        )
+        a, b = self._spread(a, "BM, BK", {"ma", "ka"}), self._spread(b, "BK, BN", {"kb", "nb"})
         self._dot(a, b)
         body.end()
         body.mask = " ".join(masks)
+
+    def _spread(self, operand: str, tile: str, along: set[str]) -> str:
+        """An operand for a whole tile, also where it is one row, one column or one number for all of it."""
+        whole = along <= self.body.along.get(operand, set())
+        return operand if whole else self.body.name(f"tl.zeros([{tile}], tl.float32) + {operand}")
 
     def _dot(self, a: str, b: str) -> None:
         if self.schedule.precision == "tf32":  # the tensor cores cut operands off; cuDNN and cuBLAS round them

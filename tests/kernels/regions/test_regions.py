@@ -118,6 +118,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     "heads": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 20, 64) + 1,
     drawn(*[(2, 4, 20, 16)] * 3), "composition"), "states": (lambda x, h, w, u: torch.rnn_tanh(x, h, [w, u], False,
     1, 0.0, False, False, True)[0] * 2, drawn((3, 5, 8), (1, 3, 4), (4, 8), (4, 4)), "composition"),
+    "spread": (lambda x, w: (x @ (w * 2).expand(16, 24)).relu(), drawn((20, 16), (16, 1)), ""),
+    "spread_rows": (lambda x, w: x.expand(20, 16) @ w + 1, drawn((1, 16), (16, 24)), ""),
+    "outer": (lambda x, y: torch.bmm(x[:, :, None], y[:, None, :]).cos(), drawn((2, 20), (2, 24)), "own_kernel"),
+    "after_the_first": (lambda x: torch.cat([x[:, :1] - 1, x], 1).diff(dim=1).cumsum(1), drawn((4, 20)),
+    "own_kernel"), "counted": (lambda x: torch.ones_like(x).cumsum(1) * x, drawn((4, 20)), "own_kernel"),
 }  # fmt: skip
 
 
