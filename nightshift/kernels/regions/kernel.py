@@ -598,7 +598,9 @@ class RegionWriter:
             self.body.add(f"rm = r < {self.r}")
 
     def _all(self) -> str:
-        return " & ".join(self.body.mask.split()) or "tl.full([XB, RB], 1, tl.int1)"
+        """Which elements count, along all of r: also of a value that is one for a whole row."""
+        masks = self.body.mask.split()
+        return " & ".join(masks if "rm" in masks else [*masks, "(r >= 0)"])
 
     def _reductions(self) -> None:
         body, region = self.body, self.region

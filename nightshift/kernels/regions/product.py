@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nightshift.kernels.regions.index import Coordinate, Digit, Place, Uncut, linear, merged, renamed
-from nightshift.kernels.regions.kernel import TRITON, Body, Cut, Written, contiguous
+from nightshift.kernels.regions.kernel import TRITON, Body, Cut, Written, contiguous, strides_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, reads, shape_of
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm"})
@@ -328,9 +328,11 @@ class _Product:
         for node in (source, weight):
             if node not in body.resident:
                 raise Cut(node, "read by overlapping windows")
+        if strides_of(weight) != contiguous(shape_of(weight)):
+            raise Cut(self.product, "its weights do not lie row by row")
         window = window_of(self.product)
         shape, kernel = shape_of(source), shape_of(weight)[2:]
-        channels, steps = shape[1] // window.groups, contiguous(shape)
+        channels, steps = shape[1] // window.groups, strides_of(source)
         out = tuple(n // p for n, p in zip(shape_of(self.product)[2:], self.phases, strict=True))
         body.add(f"image = ma // {math.prod(out)}")
         taps = [
@@ -351,7 +353,7 @@ class _Product:
             [f"{outer}m"] * (f"{outer}m" in masks) + [f"({inner} < {depth})"] * is_ragged
             for outer, inner in (("ma", "ka"), ("nb", "kb"))
         )
-        a = self._windows(pointers[0], window, shape, kernel, taps, rows)
+        a = self._windows(pointers[0], window, shape, steps, kernel, taps, rows)
         at = f"kb % {within}" if self.apart == 1 else self._tap(taps, kernel)
         b = self._weights(pointers[1], window, taps, columns, channels, math.prod(kernel), at)
         self._dot(a, b)
@@ -372,12 +374,13 @@ class _Product:
         pointer: str,
         window: Window,
         shape: Sequence[int],
+        steps: Sequence[int],
         kernel: Sequence[int],
         taps: Sequence[Taps],
         masks: Sequence[str],
     ) -> str:
         """A tile of the source, a row for each position: its windows, zeros where they reach over an edge."""
-        counts, steps = [t.count for t in taps], contiguous(shape)
+        counts = [t.count for t in taps]
         offset, masks = f"base + ka // {math.prod(counts)} * {steps[1]}", list(masks)
         for i, (tap, inner) in enumerate(zip(taps, contiguous(counts), strict=True)):
             place = f"ka // {inner} % {tap.count}"

@@ -123,6 +123,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     "outer": (lambda x, y: torch.bmm(x[:, :, None], y[:, None, :]).cos(), drawn((2, 20), (2, 24)), "own_kernel"),
     "after_the_first": (lambda x: torch.cat([x[:, :1] - 1, x], 1).diff(dim=1).cumsum(1), drawn((4, 20)),
     "own_kernel"), "counted": (lambda x: torch.ones_like(x).cumsum(1) * x, drawn((4, 20)), "own_kernel"),
+    "row_of_one": (lambda x: (x * 2).expand(20, 16).sum(1), drawn((20, 1)), "own_kernel"),
+    "spread_image": (lambda x, w: F.conv2d(x.expand(2, 16, 8, 8), w), drawn((2, 16, 1, 1), (16, 16, 3, 3)), ""),
+    "turned_image": (lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w, groups=2), drawn((2, 8, 8, 32), (16, 16, 3,
+    3)), ""), "turned_weights": (lambda x, w: F.conv2d(x, w.transpose(0, 1)).relu(), drawn((2, 8, 8, 8), (8, 16, 3,
+    3)), ""),
 }  # fmt: skip
 
 
