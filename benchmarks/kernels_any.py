@@ -884,6 +884,7 @@ class Driver:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.started, self.tasks = given, time.time(), names(given)
+        self.commit = commit() or ""
         self.result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
         self.rows: dict[str, dict[str, Any]] = self.result["rows"]
         self.missing = [n for n in self.tasks if n not in self.rows or (given.again and self.rows[n].get("broken"))]
@@ -956,7 +957,7 @@ class Driver:
         with self.writing:
             if self.over:
                 return
-            self.rows[name] = {**row, "commit": commit() or ""}
+            self.rows[name] = {**row, "commit": self.commit}
             if environment:
                 self.result["environment"] = environment
             self._save()

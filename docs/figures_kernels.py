@@ -183,9 +183,9 @@ TABLES = (
         "commits. Medians of 60 steps; "
         "ratios are medians of turns, and eager, torch.compile and ours run in one process. Liger runs in a "
         "process of its own: 55.1 ms then, and 48.8 ms beside the earlier commit. Gemma's passes made its recorded "
-        "step slower, 42.9 ms for 41.5; now its first steps give them back, and it runs as without the file "
-        "([why](../decisions/113-passes-are-on-trial-as-kernels-are.md)). Its eager and default times are of a "
-        "busy machine. Qwen3 was raced in "
+        "step slower, 42.9 ms for 41.5; now its first steps give them back (`--first-steps`), and it runs as "
+        "without the file ([why](../decisions/113-passes-are-on-trial-as-kernels-are.md)). Its eager and default "
+        "times are of a busy machine. Qwen3 was raced in "
         "reduce-overhead alone. Mixtral's gain is within the noise of that hour; ModernBERT gains nothing. Every "
         "contestant's loss and gradients are held against float32 first. Each model's commit is in the file.",
     ),
@@ -318,8 +318,8 @@ TABLES = (
         ),
         "Still under way: the rest of the 250 is not run yet. Those of the table above are among them, and each "
         "row names its commit. Three networks of level 3 were refused as wrong: the author took what torch's "
-        "calls return to lie row by row. That is mended since, by other models; their rows stay as they were "
-        "scored.",
+        "calls return to lie row by row. That is mended since, and was tried on other models; their rows stay "
+        "as they were scored.",
     ),
     Table(
         "The suite's kernels over eager torch (H200)",

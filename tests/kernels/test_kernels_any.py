@@ -21,7 +21,7 @@ from benchmarks.kernels_any import LEVELS, Bench, Driver, Need, Room, Waiting, W
 from nightshift.kernels.judge.race.gpu_access import Quiet
 
 CARD = 19
-"""GiB, of which 16 are shared when one worker's context takes two: a GiB for each lock."""
+"""GiB, of which 16 are shared when one worker's contexts take three: a GiB for each lock."""
 HOLDER = """
 import sys, time
 from argparse import Namespace

@@ -220,7 +220,6 @@ class Composer:
     calls: dict[Node, str] = field(default_factory=dict)  # made by torch, and why
     views: set[Node] = field(default_factory=set)
     kernels: dict[Node, Written] = field(default_factory=dict)
-    by_row: set[Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._lay_out()
@@ -388,12 +387,12 @@ class Composer:
         outputs."""
         names = {node: f"a[{i}]" for i, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
         lines: list[str] = []
-        last, self.by_row = self._last_uses(wanted), self._read_by_row()
+        last, by_row = self._last_uses(wanted), self._read_by_row()
         for node in wanted:
             if node.op == "placeholder":
                 continue
             names[node] = f"t{self.order[node]}"
-            lines += self._statement(node, names)
+            lines += self._statement(node, names, ".contiguous()" if node in by_row else "")
             lines += [f"{names[n]} = None" for n in last.get(node, ()) if names.get(n, "a").startswith("t")]
         made = [names[x] for x in self.outputs]
         many = isinstance(self.nodes[-1].args[0], list | tuple) and len(made) > 1
@@ -434,7 +433,8 @@ class Composer:
                 made.setdefault(node, []).append(source)
         return made
 
-    def _statement(self, node: Node, names: Mapping[Node, str]) -> list[str]:
+    def _statement(self, node: Node, names: Mapping[Node, str], rows: str) -> list[str]:
+        """rows: what lays the result of a call out row by row."""
         name = names[node]
         if node.op == "get_attr":
             return [f"{name} = {self._constant(node)}"]
@@ -447,7 +447,6 @@ class Composer:
                 f"{name} = torch.empty({form})",
                 f"{made.name}[{made.grid}]({given}, {made.constants}, num_warps={made.warps}{stages})",
             ]
-        rows = ".contiguous()" if node in self.by_row else ""
         if _is_item(node):
             return [f"{name} = {names[node.args[0]]}[{node.args[1]}]{rows}"]  # type: ignore[index]
         if kind_of(node) == "view" and (view := _view(node)):

@@ -215,8 +215,9 @@ class Body:
             text = literal(args[0] if name == "scalar_tensor" else args[1])
         else:
             text = "1" if name.startswith("ones") else "0"
-        wide = made if dtype_of(node).itemsize > 2 or not dtype_of(node).is_floating_point else "tl.float32"
-        return self.name(f"tl.full([], {text}, {wide})")
+        if dtype_of(node) in (torch.float16, torch.bfloat16):
+            made = "tl.float32"
+        return self.name(f"tl.full([], {text}, {made})")
 
     def _pooled(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
         """The window's largest element or its mean; of a convolution the sum, each times its weight."""
@@ -283,7 +284,7 @@ class Body:
                 text = self.value(read.node, read.element, bounds)
                 condition = position == 0 and name_of(node) == "where"
                 if floats and not condition and not dtype_of(argument).is_floating_point and is_tensor(argument):
-                    text = f"{text}.to(tl.float32)" if text.startswith("v") else text
+                    text = f"{text}.to(tl.float32)"
                 operands.append(text)
             else:
                 operands.append(literal(argument))
@@ -622,11 +623,8 @@ class RegionWriter:
         dtype = dtype_of(region.target)
         stored = "tl.int8" if dtype is torch.bool else TRITON[dtype]
         scalar = "x - x + " if not used else ""
-        constant = text if text.startswith("v") else f"{scalar}({text})"
-        if not text.startswith("v"):
-            constant = f"(x * 0 + {text})"
         pointer = f"out + ({scalar}{element})"
-        value = f"({constant}).to({stored})"
+        value = f"({text}).to({stored})"
         body.add(f"tl.store({pointer}, {value}, mask={mask})" if mask else f"tl.store({pointer}, {value})")
 
     def _reduce(self, reduction: Node, element: Place) -> None:

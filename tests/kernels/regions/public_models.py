@@ -1,4 +1,4 @@
-"""Public models, tiny, by the author of regions, on Triton's interpreter.
+"""Candidates that the author of regions writes for tiny public models, run on Triton's interpreter.
 
     python -m tests.kernels.regions.public_models FOLDER
 
@@ -7,7 +7,6 @@ A line of JSON for each model and plan: how far the candidate is from the model,
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -87,6 +86,7 @@ def tasks() -> dict[str, str]:
 def main(folder: Path) -> None:
     import torch
 
+    from benchmarks.kernels_compile import load
     from nightshift.kernels.draw import Draw
     from nightshift.kernels.problem import as_outputs
     from nightshift.kernels.regions.author import region_author
@@ -104,15 +104,8 @@ def main(folder: Path) -> None:
         plans = {c["product"] == "torch": c for c in reversed(author.warm.configs)}  # products of its own, torch's
         for plan in plans.values():
             made = author.family.composed(case, plan).candidate
-            file = folder / f"{name}_candidate.py"
-            file.write_text(made.source)
-            spec = importlib.util.spec_from_file_location(f"{name}_candidate", file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
             with torch.no_grad():
-                outputs = as_outputs(module.entry(*inputs))
+                outputs = as_outputs(load(made, str(folder))(*inputs))
             off = max(
                 float((x.double() - y.double()).abs().max() / y.double().abs().max())
                 for x, y in zip(outputs, wanted, strict=True)

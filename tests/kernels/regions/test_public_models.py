@@ -1,4 +1,4 @@
-"""What nobody here wrote, by the author of regions: models of `transformers` and modules of torch, tiny."""
+"""Candidates for tiny models of `transformers` and modules of torch, written by the author of regions."""
 
 from __future__ import annotations
 
