@@ -666,11 +666,11 @@ class RegionWriter:
             return (name(f"tl.reduce(tl.where({mask}, {text}, 1), 1, _times)[:, None]"),)
         if kind == "any":
             return (name(f"tl.max(tl.where({mask}, ({text} != 0).to(tl.int32), 0), 1)[:, None]"),)
-        return self._extreme(kind, text, name("r + tl.zeros([XB, RB], tl.int32)"))
+        return self._extreme(kind, text, name("r + tl.zeros([XB, RB], tl.int32)"), mask)
 
-    def _extreme(self, kind: str, text: str, index: str) -> tuple[str, ...]:
-        """The largest or smallest and its first place; NaN before everything."""
-        name, mask = self.body.name, self._all()
+    def _extreme(self, kind: str, text: str, index: str, mask: str) -> tuple[str, ...]:
+        """The largest or smallest of those that count and its first place; NaN before everything."""
+        name = self.body.name
         low, word = ("float('-inf')", "max") if "max" in kind else ("float('inf')", "min")
         ends = "float('inf')" if word == "max" else "float('-inf')"
         plain = name(f"tl.where({mask}, ({text}).to(tl.float32), {low})")
@@ -732,10 +732,7 @@ class RegionWriter:
         body.add(f"{where} = tl.where(better, r, {where})")
         body.add(f"{best} = tl.where(better, {text}, {best})")
         body.end()
-        seen, self.body.mask = self.body.mask, ""
-        made = self._extreme(kind, best, where)
-        self.body.mask = seen
-        return made
+        return self._extreme(kind, best, where, f"({where} != 2147483647)")  # no variable outlives its loop
 
     def _scan(self) -> None:
         body, target = self.body, self.region.target
