@@ -28,6 +28,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.ordered import medians
 from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
@@ -206,10 +207,10 @@ class LocalGradients:
         enough = np.isfinite(beside).sum(axis=1) >= USUAL
         fresh = enough & np.isnan(table["usual"][slots])
         if fresh.any():
-            table["usual"][slots[fresh]] = np.nanmedian(beside[fresh], axis=1)
+            table["usual"][slots[fresh]] = medians(beside[fresh])
         away = beside - table["usual"][slots][:, None]
         if fresh.any():  # once, while nothing is open: a rank that has left its peers widens its own scatter
-            table["scatter"][slots[fresh]] = 1.4826 * np.nanmedian(np.abs(away[fresh]), axis=1)
+            table["scatter"][slots[fresh]] = 1.4826 * medians(np.abs(away[fresh]))
         limit = np.maximum(np.log(APART), DEVIATIONS * table["scatter"][slots])[:, None]
         with np.errstate(invalid="ignore"):
             far = away > limit
@@ -227,7 +228,7 @@ class LocalGradients:
                 found = self._episodes.fire(alarm, at_s)
             elif count == 0 and enough[row]:
                 # shards and stages drift apart over a run, by far less than a fault and over many steps
-                table["usual"][slots[row]] += SLOWLY * float(np.nanmedian(away[row]))
+                table["usual"][slots[row]] += SLOWLY * float(medians(away[[row]])[0])
                 found = self._episodes.clear(Fault.ANOMALY, rank, at_s, "Its gradient norm is as its peers' again")
             findings += [found] if found is not None else []
         return findings
@@ -300,11 +301,11 @@ def _others(norm: Floats) -> Floats:
     if len(norm) > 16:
         known = np.isfinite(norm).any(axis=0)
         whole = np.full(norm.shape[1], np.nan)
-        whole[known] = np.nanmedian(norm[:, known], axis=0)
+        whole[known] = medians(norm[:, known].T)
         return np.broadcast_to(whole, norm.shape)
     found = np.full(norm.shape, np.nan)
     for row in range(len(norm)):
         rest = np.delete(norm, row, axis=0)
         known = np.isfinite(rest).any(axis=0)
-        found[row, known] = np.nanmedian(rest[:, known], axis=0)
+        found[row, known] = medians(rest[:, known].T)
     return found

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats
+from nightshift.detectors.ordered import medians
 
 LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 """Windows in buckets."""
@@ -173,16 +174,8 @@ def by_chance(raw: Floats) -> Floats:
 def _chance(raw: Floats) -> tuple[Floats, Floats]:
     """The usual step [n] of each row, and `by_chance`."""
     steps = np.diff(raw, axis=1)
-    usual = _median(steps)
-    return usual, 1.4826 * _median(np.abs(steps - usual[:, None])) * np.sqrt(steps.shape[1])
-
-
-def _median(x: Floats) -> Floats:
-    """[n] medians of what is known of x [n, k]: nanmedian, without its loop over rows."""
-    ordered, known = np.sort(x, axis=1), np.isfinite(x).sum(axis=1)  # NaN comes last
-    middle = np.stack([np.maximum(known - 1, 0) // 2, known // 2], axis=1)
-    found: Floats = np.take_along_axis(ordered, np.minimum(middle, x.shape[1] - 1), axis=1).mean(axis=1)
-    return found
+    usual = medians(steps)
+    return usual, 1.4826 * medians(np.abs(steps - usual[:, None])) * np.sqrt(steps.shape[1])
 
 
 CLEAN, CLEAN_PART, HELD = 16.0, 0.25, 3
@@ -210,7 +203,7 @@ def _bend(raw: Floats) -> Floats:
     """[n, k] the bend of a level that gains pace evenly, from its first half's median step to its second half's."""
     steps = np.diff(raw, axis=1)
     count = steps.shape[1]
-    gain = _median(steps[:, -(count // 2) :]) - _median(steps[:, : count // 2])
+    gain = medians(steps[:, -(count // 2) :]) - medians(steps[:, : count // 2])
     at = np.arange(count + 1.0)
     bend: Floats = gain[:, None] * at * (at - count) / count
     return bend

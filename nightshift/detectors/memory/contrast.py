@@ -81,17 +81,13 @@ def assess_paired(window: Matrix, t_s: Floats, width_s: float, least: float) -> 
 
 def _after_drop(x: Floats, least: float) -> NDArray[np.int64]:
     """[n] first column of the stretch up to the last column in which x never falls by much."""
-    last, low = x[:, -1], x[:, -1].copy()
-    low_at = np.full(len(x), x.shape[1] - 1)
-    alive = np.isfinite(last)
-    for column in range(x.shape[1] - 2, -1, -1):
-        value = x[:, column]
-        seen = np.isfinite(value)
-        with np.errstate(invalid="ignore"):
-            alive &= ~(seen & (value > low + 0.1 * (last - low) + 0.05 * least))
-            better = alive & seen & (value <= low)
-        low, low_at = np.where(better, value, low), np.where(better, column, low_at)
-    return low_at
+    last, low = x[:, -1:], np.fmin.accumulate(x[:, ::-1], axis=1)[:, :0:-1]  # low: of the columns after each
+    with np.errstate(invalid="ignore"):
+        fell = x[:, :-1] > low + 0.1 * (last - low) + 0.05 * least
+        lowest = (x[:, :-1] <= low) & ~np.logical_or.accumulate(fell[:, ::-1], axis=1)[:, ::-1]
+    known = np.isfinite(last)
+    found: NDArray[np.int64] = np.concatenate([lowest & known, np.ones_like(known)], axis=1).argmax(axis=1)
+    return found
 
 
 def _after_jump(x: Floats, start: NDArray[np.int64]) -> NDArray[np.int64]:

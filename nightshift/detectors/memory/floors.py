@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats
+from nightshift.detectors.ordered import quantiles
 from nightshift.detectors.series_table import Column, Rows, SeriesTable
 
 Matrix = NDArray[np.floating[Any]]
@@ -107,7 +108,7 @@ def sen(t_s: Floats, x: Matrix, apart: int = 0) -> tuple[Floats, Floats, Floats]
         slopes = (x[:, j] - x[:, i]).astype(float) / (t_s[j] - t_s[i])
     few = np.isfinite(slopes).sum(axis=1) < 3
     slopes[few] = 0.0
-    low, middle, high = np.nanquantile(slopes, [0.05, 0.5, 0.95], axis=1)
+    low, middle, high = quantiles(slopes, [0.05, 0.5, 0.95])
     for bound, closer in zip((middle, low, high), _closer(t_s, x[few], apart), strict=True):
         bound[few] = closer
     return middle, low, high

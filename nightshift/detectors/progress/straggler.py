@@ -30,6 +30,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.ordered import medians
 from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 from nightshift.detectors.tails import binomial_tail
@@ -337,7 +338,7 @@ class Straggler:
         took = np.where(step == step.max(axis=0), self._table[name][slots], np.nan)
         if (np.isfinite(took).sum(axis=1) < STEPS).any():
             return [slots]
-        return [slots[group] for group in by_stage(np.nanmedian(took, axis=1))]
+        return [slots[group] for group in by_stage(medians(took))]
 
     def _compare(
         self, slots: NDArray[np.int64], gpus: Frame | None, at_s: float, inventory: Inventory
@@ -622,7 +623,7 @@ def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:
     alone = seen.sum(axis=0) < 2
     whole = np.full(took.shape[1], np.nan)
     if many and (~alone).any():
-        whole[~alone] = np.nanmedian(took[:, ~alone], axis=0)
+        whole[~alone] = medians(took[:, ~alone].T)
     for row in range(len(took)):
         if many:
             reference = whole
@@ -631,7 +632,7 @@ def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:
             known = np.isfinite(others).any(axis=0)
             reference = np.full(took.shape[1], np.nan)
             if known.any():
-                reference[known] = np.nanmedian(others[:, known], axis=0)
+                reference[known] = medians(others[:, known].T)
         shared = seen[row] & (reference > 0)
         if shared.sum() < steps:
             found.append(None)
