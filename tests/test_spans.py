@@ -54,7 +54,7 @@ class OtlpCollector:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -96,6 +96,7 @@ def test_the_daemon_exports_each_look_with_its_sources_and_detectors(
     assert (collector.service["service.name"], collector.service["k8s.cluster.name"]) == ("nightshift", "cluster")
 
 
+@pytest.mark.full
 def test_a_collector_that_is_away_holds_up_neither_the_daemon_nor_its_end(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_what_is_found_while_the_store_is_locked_is_stored_afterwards(tmp_path: 
     assert [finding.state for row in rows for finding in row.findings] == [State.CLEAR]
 
 
+@pytest.mark.full
 def test_an_alarm_that_goes_on_through_a_locked_store_is_stored_once(tmp_path: Path, exporter: Exporter) -> None:
     """The incident has the onset at which the alarm began, not the time at which the store came back."""
     detector = Scripted()

@@ -39,6 +39,7 @@ FAULTS = {
 """By part, the rank of each. `stall` is not among them: another rank's slow copies were over too lately."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", FAULTS)
 def test_four_gpus_in_a_gang_name_the_rank_at_fault_and_no_benign_phase(part: str, tmp_path: Path) -> None:
     run = _run(f"gang_h200x4/{part}", 6.0, 15.0, tmp_path)

@@ -119,6 +119,7 @@ def _leak_in_openmetrics(start_s: int) -> str:
     return "\n".join([*lines, "# EOF\n"])
 
 
+@pytest.mark.full
 def test_a_prometheus_range_is_replayed_through_the_same_pipeline(
     prometheus_server: PrometheusFactory, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[Any]]
     server.asked = []  # type: ignore[attr-defined]
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         scheme = "https" if tls else "http"

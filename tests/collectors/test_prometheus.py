@@ -216,6 +216,7 @@ def victoria_metrics(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         end(process)
 
 
+@pytest.mark.full
 def test_a_real_victoria_metrics_is_read_by_the_same_queries(
     page_server: Any, victoria_metrics: Callable[[str], str], collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_days_tally_forgets_what_is_older_and_what_a_set_clock_put_ahead() -> 
     assert tally.add(-3600.0, PolicyHealth(1)).health(-3600.0, PolicyHealth()).turns == 1
 
 
+@pytest.mark.full
 def test_no_difference_is_promoted_in_at_most_one_of_twenty_worlds_over_all_looks() -> None:
     criteria = Criteria()
     wrong = 0

@@ -100,6 +100,7 @@ def said(used: np.ndarray, cache: np.ndarray | None = None) -> list[list[tuple[i
     return found
 
 
+@pytest.mark.full
 def test_what_only_looks_like_a_leak_never_alarms() -> None:
     """Collected heaps, KV caches, checkpoint peaks, loaded models, restarts and load, six pods of each."""
     t = np.arange(float(MINUTES))
@@ -109,6 +110,7 @@ def test_what_only_looks_like_a_leak_never_alarms() -> None:
     assert [(curve.__name__, seed) for (curve, seed), one in zip(named, found, strict=True) if one] == []
 
 
+@pytest.mark.full
 def test_a_page_cache_that_fills_the_limit_never_alarms() -> None:
     """The kernel takes it back: only anonymous memory can leak."""
     t = np.arange(float(MINUTES))

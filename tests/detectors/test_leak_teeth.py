@@ -96,6 +96,7 @@ def test_a_leak_under_a_saw_is_told_at_its_own_pace_long_before_the_end(period_s
     assert float(found[0].facts["eta_s"]) == pytest.approx(left_s, rel=0.4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("height_gib", "left_h"), [(25.0, 2.0), pytest.param(10.0, 10.5, marks=pytest.mark.full)])
 def test_a_slow_leak_under_long_teeth_is_told_once_by_what_they_come_down_to(
     height_gib: float, left_h: float
@@ -113,6 +114,7 @@ def test_a_slow_leak_under_long_teeth_is_told_once_by_what_they_come_down_to(
     assert 40.0 < float(found.facts["floor_bytes"]) / GIB < 52.0, "of the floor, not of a tooth"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("period_s", "pace_gib_h", "height_gib"),
     [

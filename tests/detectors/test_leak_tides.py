@@ -50,6 +50,7 @@ def tide(t: float) -> float:
     return 0.75 + 0.2 * float(np.cos(2 * np.pi * t / DAY_S))
 
 
+@pytest.mark.full
 def test_a_tide_of_the_day_is_no_leak_and_a_leak_under_one_is() -> None:
     assert told(tide, 2.2 * DAY_S, 300.0) == []
     low = told(lambda t: 0.5 * tide(t) + 0.55 * max(t / DAY_S - 1.0, 0.0), 1.95 * DAY_S, 300.0)
@@ -57,6 +58,7 @@ def test_a_tide_of_the_day_is_no_leak_and_a_leak_under_one_is() -> None:
     assert low[0].at.t_s - 1e9 < 1.85 * DAY_S
 
 
+@pytest.mark.full
 def test_host_memory_is_about_to_be_full_only_where_no_climb_like_it_came_down() -> None:
     """A tide that reaches 97 % of the limit, higher on its third day, pages on none; a leak of hours after a quiet
     day does, in its last hour."""
@@ -122,6 +124,7 @@ def test_a_leak_that_was_there_before_the_first_look_is_told_by_what_was_seen() 
         assert float(finding.facts["growth_bytes"]) <= 0.5 * LIMIT * (finding.at.t_s - 1e9) / (2 * HOUR_S)
 
 
+@pytest.mark.full
 def test_three_jumps_alike_with_a_flat_level_between_are_a_leak_and_a_wandering_level_is_none() -> None:
     def stairs(t: float) -> float:
         return 0.2 + 0.06 * min((t - 4 * HOUR_S) // (3.5 * HOUR_S) + 1, 3) * (t >= 4 * HOUR_S)
@@ -134,6 +137,7 @@ def test_three_jumps_alike_with_a_flat_level_between_are_a_leak_and_a_wandering_
     assert told(lambda t: stairs(t) + wave[int(t // 300)] * (t % 3600 >= 900), 13 * HOUR_S, 300.0) == []
 
 
+@pytest.mark.full
 def test_over_a_day_a_climb_that_its_own_noise_makes_by_chance_is_none() -> None:
     noise = np.cumsum(np.random.default_rng(11).normal(0.0, 0.008, 300))
     walk = 0.6 + 0.35 * (noise - noise.min()) / np.ptp(noise)
@@ -155,6 +159,7 @@ def two_climbs(first: float, second: float, noise: float = 0.0) -> set[str]:
     return {f.episode for f in told(share, 20 * HOUR_S, 300.0)}
 
 
+@pytest.mark.full
 def test_after_a_climb_that_levelled_off_by_itself_only_a_stronger_one_is_told() -> None:
     assert [len(two_climbs(0.3, second)) for second in (0.12, 0.5)] == [1, 2]
 

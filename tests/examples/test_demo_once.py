@@ -55,6 +55,7 @@ def told(report: dict[str, Any]) -> list[str]:
     return [*report["problems"], *(f"{r['fault']}: {p}" for r in report["rows"] for p in r["problems"])]
 
 
+@pytest.mark.full
 def test_every_fault_of_a_run_is_found_repaired_and_confirmed_and_a_first_hour_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

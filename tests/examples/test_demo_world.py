@@ -134,6 +134,7 @@ def test_pages_parse_as_expositions(world: World) -> None:
         assert page(world, node, f"{KERNEL_LOG}?after={len(lines)}") == ""
 
 
+@pytest.mark.full
 def test_counters_never_fall(world: World) -> None:
     """Over a whole run without action no counter on any page decreases."""
     before: dict[tuple[str, str], float] = {}

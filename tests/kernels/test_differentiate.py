@@ -47,6 +47,7 @@ def test_the_step_of_a_function_leaves_its_arguments_alone() -> None:
     assert not x.requires_grad
 
 
+@pytest.mark.full
 def test_a_differentiable_kernel_is_raced_as_a_training_step_too(
     cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def _each(cases: Any, examples: int) -> None:
     call()
 
 
+@pytest.mark.full
 def test_generated_calls_get_described_answers(described: Any) -> None:
     """No 5xx, only statuses, types and bodies that the description has, and no word of another team."""
     assert _fuzz(described, 6) == 23

@@ -64,6 +64,7 @@ def _kill_everywhere(url: str, deed: str, what: str, renew: object) -> set[Mode]
     raise AssertionError("more statements than expected")
 
 
+@pytest.mark.full
 def test_killed_around_every_commit_of_a_budget_event_it_is_demoted_once(prepared: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
 

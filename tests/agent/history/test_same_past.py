@@ -279,6 +279,7 @@ def ticks_of(served: Served, collector: Collector, inventory: Inventory) -> Iter
         collector.close()
 
 
+@pytest.mark.full
 @settings(max_examples=6, deadline=None)
 @given(pasts())
 def test_pages_live_queries_and_ranges_name_the_same_incidents(served: Served, past: Past) -> None:

@@ -156,6 +156,7 @@ def test_the_script_prints_what_it_has_though_a_command_hangs(tmp_path: Path) ->
     assert evidence_of(b"", "m4rk") is None
 
 
+@pytest.mark.full
 def test_a_file_is_no_larger_than_its_bound(world: World, clock: ManualClock) -> None:
     world.actuator.says = {"bug-report": b"line\n" * 1_500_000}  # type: ignore[attr-defined]
     run(world, clock)

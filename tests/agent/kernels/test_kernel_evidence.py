@@ -34,6 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_kernel_that_no_gpu_ran_is_refused_by_registry_plan_slack_and_command_line(
     run: Path, tmp_path: Path
 ) -> None:

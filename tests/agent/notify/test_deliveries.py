@@ -141,6 +141,7 @@ def _skewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier_module, "_CLOCK_SKEW_S", 2e9)  # the stand-in's timestamps are the machine's
 
 
+@pytest.mark.full
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     faults=st.lists(st.sampled_from(["", "limited", "broken", "lost_request", "lost_answer"]), max_size=5),

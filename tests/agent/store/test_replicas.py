@@ -102,6 +102,7 @@ def test_of_two_replicas_that_make_the_first_lease_at_once_one_leads(store: Stor
     other.close()
 
 
+@pytest.mark.full
 def test_a_killed_replicas_stage_is_taken_over(store: Store, start: Callable[..., Any], tmp_path: Path) -> None:
     """How soon is a figure of `benchmarks/failover.py`."""
     (tmp_path / "hold-a").touch()

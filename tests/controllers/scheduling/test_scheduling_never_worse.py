@@ -134,6 +134,7 @@ def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting
     assert min(seen) >= 0.0
 
 
+@pytest.mark.full
 def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
     simulation = Simulation(jobs_of("ours", 300, 4, 1.5), SchedulingWorld(harsher=1.0), 4, twin=True)
     state, policy, guests, behind = simulation.state, policies.Steering(from_pressure=0.0, bold_pressure=2.0), 0, 0
@@ -155,6 +156,7 @@ def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
     assert behind > 10
 
 
+@pytest.mark.full
 def test_no_bold_guest_sits_where_the_first_of_the_queue_needs_whole_nodes() -> None:
     simulation = Simulation(jobs_of("ours", 300, 4, 1.5), SchedulingWorld(), 4, twin=True)
     policy, bold = policies.Steering(from_pressure=0.0), 0

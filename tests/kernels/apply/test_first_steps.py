@@ -390,6 +390,7 @@ def test_a_compiled_region_is_compiled_once_for_each_set_and_never_in_a_step_tha
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_a_region_that_a_pass_makes_slower_is_compiled_anew_without_it(
     job: Job, monkeypatch: pytest.MonkeyPatch
@@ -465,6 +466,7 @@ def test_where_regions_cannot_be_told_apart_nothing_is_measured_and_it_is_said(
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.full
 def test_two_ranks_change_sets_at_the_same_steps_and_none_waits_for_one_that_ended(tmp_path: Path) -> None:
     """The first job exchanges gradients; in the others each goes at its own pace: rank 0 or rank 1 ends first."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}

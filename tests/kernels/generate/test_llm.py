@@ -286,6 +286,7 @@ def test_replies_without_a_kernel_count_after_a_restart_too(tmp_path: Path) -> N
     assert not chat.asked
 
 
+@pytest.mark.full
 def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuses_the_hostile(
     tmp_path: Path, interpreting_judge: Judge
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import importlib.util, os, sys, time
 from pathlib import Path
@@ -52,6 +54,7 @@ def entry(a, n):
 """
 
 
+@pytest.mark.full
 def test_another_process_finds_kernels_compiled_ahead(tmp_path: Path) -> None:
     (tmp_path / "candidate.py").write_text(CANDIDATE)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}

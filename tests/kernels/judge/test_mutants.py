@@ -249,6 +249,7 @@ def test_who_answers_for_every_stride_is_asked_about_one_of_zero_and_about_every
             assert ("repeated" in layouts) is ("stepped" in layouts) is asked
 
 
+@pytest.mark.full
 def test_every_plan_asks_gradients_of_values_that_overflow_an_exponential() -> None:
     """In the backward pass alone; of 16-bit dtypes, as in float32 eager is more exact there than it must be."""
     for problem, secret in itertools.product((p for p in ALL if p.gradients), SECRETS):

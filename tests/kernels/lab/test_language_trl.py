@@ -56,6 +56,7 @@ def chance_of_a_kernel(model: Any, tokenizer: Any) -> float:
     return float(model.eval()(input_ids=given).logits[0, -1].softmax(-1)[WORDS.index(REPLY)])
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # of TRL and transformers: rollout_func is experimental
 @pytest.mark.parametrize("turns", [1, 2])
 def test_grpo_teaches_the_reply_that_the_judge_accepts(turns: int, tmp_path: Path) -> None:

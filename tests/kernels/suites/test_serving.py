@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,13 @@ from nightshift.kernels.suites.definitions import (
 )
 from nightshift.kernels.suites.serving import REGIMES, _TensorCores, candidate_of, problem_of, trace_of
 from tests.serving_definitions import DECODE, SAMPLE, TOPK, decode, prefill, put, sample, topk
+from tests.some import some
 
 SMALL = Scope(1 << 24, 0, 0, 0, 0, benchmark=False, huge=False, repeats=3)
 
 
 def problem(folder: Path, record: dict[str, Any]) -> Problem:
     return problem_of(definition_of(put(folder, record)))
-
-
-def some(names: Iterable[str]) -> list[Any]:
-    """Two of them in every run of the tests, all in the full one."""
-    return [name if n < 2 else pytest.param(name, marks=pytest.mark.full) for n, name in enumerate(names)]
 
 
 @pytest.fixture(scope="module")

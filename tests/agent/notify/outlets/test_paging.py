@@ -244,6 +244,7 @@ def test_a_pager_that_refuses_fails_over_at_once(tmp_path: Path) -> None:
         assert ward.services.opsgenie.pages
 
 
+@pytest.mark.full
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     faults=st.lists(st.sampled_from(["", "limited", "broken", "lost_request", "lost_answer"]), max_size=6),
