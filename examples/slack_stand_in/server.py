@@ -80,7 +80,7 @@ class StandIn:
         self.api_url = f"{self.url}/api/"
         self.shown: tuple[str, str, str] | None = None
         """(channel, user, the app's request URL) of the page that a browser is shown at `/`; None: none is."""
-        self._runs: list[Callable[[], None]] = [self._http.serve_forever]
+        self._runs: list[Callable[[], None]] = [lambda: self._http.serve_forever(0.02)]
         self._ends: list[Callable[[], None]] = [self._http.shutdown, self._http.server_close]
         self.ws_url = ""
         if sockets:
