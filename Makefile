@@ -53,7 +53,7 @@ bench-field: setup-test  ## 500 drawn faults of every public kind through the da
 tests: setup-test
 	$(BIN)/python -m pytest -m 'not full' -n 3 --dist worksteal $(ARGS)
 
-test-full: setup-test  ## soak, storm and seed sweeps
+test-full: setup-test  ## soak, storm, seed sweeps and the heaviest of the rest
 	$(BIN)/python -m pytest -m full -n 3 --dist worksteal $(ARGS)
 
 TORCH ?= 2.11.0
