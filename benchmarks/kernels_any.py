@@ -498,29 +498,25 @@ CAPABILITY = 90
 def compiled(author: Any, task: Any) -> dict[str, Any]:
     """How many kernels of a task's first candidates compile for an H100, and which do not."""
     import torch
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
 
-    from benchmarks.kernels_compile import _NoDevice, load
+    from benchmarks.kernels_compile import compile_only, load
 
-    driver.set_active(_NoDevice(CAPABILITY))
-    run, found, refused = JITFunction.run, dict[str, int](), list[str]()
+    found, refused = dict[str, int](), list[str]()
 
-    def warm(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named: Any) -> None:
-        try:
-            made = run(self, *args, grid=grid, warmup=True, **named)
+    def told(name: str, made: Any) -> None:
+        if isinstance(made, Exception):
+            refused.append(f"{name}: {type(made).__name__}: {made}"[:300])
+        else:
             found[made.hash] = made.metadata.shared
-        except Exception as error:  # noqa: BLE001  whatever a compiler raises
-            refused.append(f"{self.fn.__name__}: {type(error).__name__}: {error}"[:300])
 
-    JITFunction.run = warm
+    run_again = compile_only(CAPABILITY, told)
     try:
         for config in author.warm.configs[:3]:
             made = author.family.composed(task.problem.cases[0], config)
             with tempfile.TemporaryDirectory() as folder, torch.no_grad():
                 load(made.candidate, folder)(*task.forms)
     finally:
-        JITFunction.run = run
+        run_again()
     return {"compiled": len(found), "refused": refused, "shared_bytes": max(found.values(), default=0)}
 
 

@@ -70,23 +70,34 @@ class _NoDevice:
         return 0
 
 
-def start_compiler(capability: int, folder: str) -> None:
-    """A compiling process: kernels are only warmed, whatever an entry launches."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)  # compilers say a lot about configurations that they refuse
-    torch.set_num_threads(1)
+def compile_only(capability: int, told: Callable[[str, Any], None]) -> Callable[[], None]:
+    """From here on kernels are compiled without a GPU and none is run. Told of each: its name, and what the
+    compiler made of it or raised. Returns what lets kernels run again."""
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
     driver.set_active(_NoDevice(capability))
     run = JITFunction.run
 
-    def warm(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named_: Any) -> Any:
-        with contextlib.suppress(Exception):  # a refused configuration is found again, and told, where it is timed
-            run(self, *args, grid=grid, warmup=True, **named_)
+    def warm(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named_: Any) -> None:
+        try:
+            made = run(self, *args, grid=grid, warmup=True, **named_)
+        except Exception as error:  # noqa: BLE001  whatever a compiler raises
+            made = error
+        told(self.fn.__name__, made)
 
     JITFunction.run = warm
+    return lambda: setattr(JITFunction, "run", run)
+
+
+def start_compiler(capability: int, folder: str) -> None:
+    """A compiling process: kernels are only warmed, whatever an entry launches."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # compilers say a lot about configurations that they refuse
+    torch.set_num_threads(1)
+    # a refused configuration is found again, and told, where it is timed
+    compile_only(capability, lambda name, made: None)
 
 
 def compile_all(capability: int, folder: str, todo: Any, told: Any, me: int) -> None:

@@ -47,19 +47,10 @@ for path, values in json.loads(sys.stdin.read()).items():
     torch.save([made] if isinstance(made, torch.Tensor) else list(made), values)
 """
 COMPILER = """
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
-from benchmarks.kernels_compile import _NoDevice
-driver.set_active(_NoDevice(90))
-run, load = JITFunction.run, torch.load
+from benchmarks.kernels_compile import compile_only
+compile_only(90, lambda name, made: print(path, name, made) if isinstance(made, Exception) else None)
+load, torch.save = torch.load, lambda *_: None
 torch.load = lambda path: [x.to("meta") for x in load(path)]
-torch.save = lambda *_: None
-def warm(self, *given, grid=None, warmup=False, **named):
-    try:
-        run(self, *given, grid=grid, warmup=True, **named)
-    except Exception as error:
-        print(path, self.fn.__name__, error)
-JITFunction.run = warm
 """
 """Makes of the runner one that compiles each kernel for an H100 and runs none; it prints what does not compile."""
 
