@@ -82,6 +82,7 @@ def test_a_kernel_that_no_gpu_ran_is_refused_by_registry_plan_slack_and_command_
     assert "not checked: sizes" in listed
 
 
+@pytest.mark.full
 def test_the_certificate_names_the_ledgers_end_and_the_judge(run: Path) -> None:
     (file,) = run.glob("tasks/*/certificate.json")
     content: Any = json.loads(base64.b64decode(json.loads(file.read_text())["payload"]))["predicate"]

@@ -55,7 +55,6 @@ def found() -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.full
 def test_a_good_chip_passes(found: Any) -> None:
     wrong, suspect, covered, figures = found["good"]
     assert (wrong, suspect, covered) == (0, "", 4)
