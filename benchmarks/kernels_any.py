@@ -207,13 +207,15 @@ class Bench:
         self.given, self.judge = given, judge
         self.room = Room(given)
         self._told, self._ends, self.waited_s = dict[str, Any](), 0.0, 0.0
+        self.each = given.each
         if judge is not None:
             judge.quiet.waiting = self._waiting
         self.device = "cuda" if judge is not None and judge.device == "cuda" else "cpu"
 
     def task(self, name: str, need: Need) -> dict[str, Any]:
         """The row of one task; where others left it no memory, of a second turn with the whole GPU."""
-        self._tell({"attempted": False}, 2 * self.given.each)
+        self.each = self.given.each * (2 if name.startswith(LEVELS[2]) else 1)  # a whole network
+        self._tell({"attempted": False}, 2 * self.each)
         author = self._prepared(name) if self.device == "cuda" else None
         row = self._turn(name, need, author)
         return self._turn(name, Need(), author) if _found_no_memory(row) else row
@@ -266,7 +268,7 @@ class Bench:
         with contextlib.ExitStack() as stack:
             with self._waiting():
                 stack.enter_context(self.room.of(wanted))
-            self._tell(row, self.given.each)
+            self._tell(row, self.each)
             yield
 
     def _compile(self, problem: Any, forms: Any, made: Sequence[Any]) -> None:
@@ -362,8 +364,8 @@ class Bench:
             if shared and _found_no_memory(found):
                 return found  # its turn with the whole GPU is next
             floor = self.judge.board.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
-            self._tell({**row, **found}, self.given.each)
-            quick = self._worked(started) + before < self.given.each / 3
+            self._tell({**row, **found}, self.each)
+            quick = self._worked(started) + before < self.each / 3
             searching = quick and self.device == "cuda" and not _is_enough(found, floor * 1e6)
             if others := [*islice(made, max(0, self.given.trials - 1))] if searching else []:
                 self._compile(problem, task.forms, others)
@@ -385,7 +387,7 @@ class Bench:
         from nightshift.kernels.loop.search import Ladder, Search, SearchBudget
 
         author = replace(author, warm=replace(author.warm, configs=tuple(made.config for made in others)))
-        budget = SearchBudget(len(others), self.given.each / 2, len(others), batch=len(others))
+        budget = SearchBudget(len(others), self.each / 2, len(others), batch=len(others))
         provenance = Provenance("benchmark", self.judge.environment.gpu, "none")
         ladder = Ladder((QUICK,), request.scope, request)
         with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "task") as ledger:
@@ -729,14 +731,15 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # it ended since: there is no answer
             process.stdin.write(line + "\n")
             process.stdin.flush()
-        row, begun = self._next(self.given.each), dict[str, Any]()
+        allowed, begun = self.given.each, dict[str, Any]()
+        row = self._next(allowed)
         while row is not None and "next_s" in row:  # not the answer yet: how long until the next word
-            begun = row
-            row = self._next(begun.pop("next_s"))
+            begun, allowed = row, row.pop("next_s")
+            row = self._next(allowed)
         if row is None:
             ended = process.poll()
             self.end()
-            why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
+            why = f"its worker ended ({ended})" if ended is not None else f"no answer in {allowed:g} s"
             judged = begun.get("status") not in (None, "machine_fault")
             return {"attempted": False, **begun, "why": why, **({} if judged else {"broken": True})}
         return row
@@ -1000,7 +1003,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("kernels_any.json"), help="the result, kept and added to")
     parser.add_argument("--until", type=float, default=math.inf, help="begin no task after so many seconds")
     parser.add_argument("--end", type=float, default=math.inf, help="end what is under way after so many seconds")
-    parser.add_argument("--each", type=float, default=120.0, help="seconds that one task may take")
+    parser.add_argument("--each", type=float, default=120.0, help="seconds of a task; at level 3 twice as many")
     parser.add_argument("--workers", type=int, default=6, help="processes on a GPU at a time")
     parser.add_argument("--cards", type=int, default=0, help="GPUs to use; all of them without")
     parser.add_argument("--trials", type=int, default=4, help="candidates of a task that are raced")
