@@ -44,6 +44,8 @@ SILENCE_S = 11.0
 ANSWER_S = 20.0
 # The same for a statement of a migration, which may rewrite a table.
 MIGRATION_S = 900.0
+# And how long it may be between two statements: its files are read there, perhaps on a busy machine.
+MIGRATION_IDLE_S = 60.0
 # read_only_sql_transaction: what a standby answers to a write
 _READ_ONLY = "25006"
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -325,7 +327,10 @@ class Database:
             connection = bare.execution_options(writes=True)
             with connection.begin():
                 if not self.is_sqlite:
-                    # ends with the transaction: a process that dies while it migrates blocks nobody
+                    # both end with the transaction: a process that dies while it migrates blocks nobody
+                    connection.exec_driver_sql(
+                        f"SET LOCAL idle_in_transaction_session_timeout = '{MIGRATION_IDLE_S:g}s'"
+                    )
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
                 with _unhurried(connection):
                     yield connection, ScriptDirectory.from_config(config), config

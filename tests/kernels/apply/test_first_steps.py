@@ -305,7 +305,7 @@ def test_an_optimizer_whose_step_changes_hands_counts_its_steps_on(
     quietly(kernels, model, optimizer=optimizer, log_every=0, canary=True)
     kernel = kernels.STATE.kernels["adamw"]
     kernel.entry = kernels.adamw_step
-    assert trained(model, optimizer, 80) == pytest.approx(want, rel=1e-4)
+    assert trained(model, optimizer, 80) == pytest.approx(want, rel=1e-4, abs=1e-5)  # some lie near zero
     assert not kernels.STATE.first_steps.running
     assert 0 < kernel.calls < 3 * 72, "torch's own step ran as well"
     assert {int(state["step"]) for state in optimizer.state.values()} == {72}
