@@ -64,7 +64,7 @@ class Outcome:
     """What became of a proposal. seconds: the candidate's median time; NaN where it was refused or not timed.
 
     rung: how precisely it was timed (0 is the quickest race). kept: it was the best so far when it was judged.
-    baselines: what each took in the same race.
+    baselines: what each took in the same race. work: what the judge knows of its kernels (`JudgeTrial.work`).
     """
 
     proposal: Proposal
@@ -76,6 +76,7 @@ class Outcome:
     kept: bool = False
     trial: int = 0
     baselines: Mapping[str, float] = field(default_factory=dict)
+    work: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def timed(self) -> bool:
@@ -93,6 +94,7 @@ class Spent:
 
     tokens: int = 0
     calls: int = 0
+    usd: float = 0.0
 
 
 class Generator(Protocol):

@@ -23,6 +23,7 @@ import torch
 from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.candidate import Candidate, evaluate
 from nightshift.kernels.judge import cuda
+from nightshift.kernels.judge.cubin import usage_of
 from nightshift.kernels.judge.probes.buffers import flat_cuda
 
 MAX_STEPS = 4096
@@ -153,6 +154,19 @@ class Plan:
     @property
     def binary_sha256(self) -> tuple[str, ...]:
         return tuple(sha256_hex(binary) for binary in self.binaries)
+
+    def usage(self) -> dict[str, int]:
+        """The most that any of its kernels takes, see `KernelUsage`; empty where no binary says."""
+        told = [usage_of(binary) for binary in self.binaries]
+        fires = [step for step in self.steps if isinstance(step, Fire)]
+        used = [(told[f.binary][f.name], f.shape.shared_bytes) for f in fires if f.name in told[f.binary]]
+        if not used:
+            return {}
+        return {
+            "registers": max(x.registers for x, _ in used),
+            "stack_bytes": max(x.stack_bytes for x, _ in used),
+            "shared_bytes": max(x.shared_bytes + more for x, more in used),
+        }
 
     def to_message(self) -> tuple[dict[str, Any], bytes]:
         """(JSON body, blob of all binaries in order)."""

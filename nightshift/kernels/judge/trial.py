@@ -102,7 +102,8 @@ class JudgeTrial:
     binaries: tuple[str, ...] = ()
     work: dict[str, dict[str, int]] = field(default_factory=dict)
     """By raced case what any implementation must move (moved_bytes) and calculate (flops) and, where the candidate
-    has a launch plan, its memory beside inputs and outputs (scratch_bytes)."""
+    has a launch plan, its memory beside inputs and outputs (scratch_bytes) and the most that one of its kernels
+    takes of a multiprocessor (registers and stack_bytes of a thread, shared_bytes of a block)."""
     exact: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[Mapping[str, str], ...] = ()
     hosts: int = 0  # candidate's processes so far
@@ -179,8 +180,9 @@ class JudgeTrial:
         plans = [plan(self, runner, case, problem) for case in self.timed]
         self.binaries = tuple(dict.fromkeys((*self.binaries, *(b for p in plans if p for b in p.binary_sha256))))
         for case, made in zip(self.timed, plans, strict=True) if problem is self.problem else ():
-            found = {"moved_bytes": problem.compulsory_bytes(case), "flops": problem.flops(case)}
-            self.work[str(case)] = found | ({"scratch_bytes": sum(made.scratch_bytes)} if made else {})
+            least = {"moved_bytes": problem.compulsory_bytes(case), "flops": problem.flops(case)}
+            used = {"scratch_bytes": sum(made.scratch_bytes), **made.usage()} if made else {}
+            self.work[str(case)] = least | used
         if all(made is not None for made in plans):
             stack.close()  # from here on no candidate code runs anywhere
         if not self.request.search:

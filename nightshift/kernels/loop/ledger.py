@@ -67,7 +67,8 @@ class Line:
 
     trial counts from 1 in a run. rung: how precisely it was timed; full: by a whole verdict. of: the trial that
     first judged the same candidate (0: this one). speedup: (low, point, high) over the race's fastest baseline.
-    took_s: the judge's time. at_s: Unix time. tokens: what its author used to write it.
+    took_s: the judge's time. at_s: Unix time. tokens: what its author used to write it. work: `Verdict.work` of its
+    case.
     """
 
     trial: int
@@ -97,9 +98,10 @@ class Line:
     secret: str = ""
     tokens: int = 0
     full: bool = False
+    work: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        plain = {k: _plain(v) for k, v in asdict(self).items()}
+        plain = {k: _plain(v) for k, v in asdict(self).items() if k != "work" or v}  # older lines have none
         return {"schema": SCHEMA, **plain}
 
     @classmethod
@@ -139,7 +141,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("trial", "seed", "rung", "of", "tokens"), (lambda value: type(value) is int, "is none")),
     **dict.fromkeys(_TEXTS, (lambda value: isinstance(value, str), "is none")),
     "at_s": (lambda value: type(value) in (int, float), "is none"),
-    **dict.fromkeys(("config", "baselines"), (lambda value: isinstance(value, Mapping), "is none")),
+    **dict.fromkeys(("config", "baselines", "work"), (lambda value: isinstance(value, Mapping), "is none")),
     "status": (lambda value: value in list(Status), "is none"),
     "full": (lambda value: isinstance(value, bool), "is neither true nor false"),
     "case": (_is_case, "is none"),

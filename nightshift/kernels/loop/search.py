@@ -313,6 +313,7 @@ class Search:
             of=of,
             seconds=seconds,
             baselines={c.baseline: c.baseline_s for c in raced},
+            work=verdict.work.get(str(self.task.case), {}),
             speedup=(s.low, s.point, s.high) if s is not None else (math.nan,) * 3,
             floor_s=self.task.floor_s,
             took_s=verdict.took_s,
@@ -379,6 +380,7 @@ def _outcome(line: Line, proposal: Proposal) -> Outcome:
         line.decision == "keep",
         line.trial,
         dict(line.baselines),
+        line.work,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 def figures(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Rates are of the least work that the operation needs, `scratch_bytes` is memory beside inputs and outputs,
+    `registers` and `stack_bytes` (spilled registers with it) are of a thread, `shared_bytes` is of a block,
     `rmse_to_eager` is over eager's own error; null: not known. An older verdict has no rates.
 
     >>> race = {"case": "m=4", "baseline": "eager", "candidate_s": 2e-6, "baseline_s": 4e-6, "floor_s": 1e-6,
@@ -44,5 +45,5 @@ def _race(one: Mapping[str, Any], work: Mapping[str, int]) -> dict[str, Any]:
         "gb_per_s": rate("moved_bytes"),
         "gflop_per_s": rate("flops"),
         "of_roofline": round(floor_s / seconds, 3) if floor_s and seconds else None,
-        "scratch_bytes": work.get("scratch_bytes"),
+        **{name: work.get(name) for name in ("scratch_bytes", "registers", "stack_bytes", "shared_bytes")},
     }
