@@ -1,8 +1,8 @@
 """A language model as an author, through LangChain: OpenAI-compatible, Anthropic and Ollama models alike.
 
-It refines serially first: each attempt sees the last one with the judge's verdict. Once that brings nothing better,
-it asks for several versions of the same prompt at a higher temperature. Budgets on tokens, calls and time end it.
-The extra `llm` installs LangChain; without it, a search runs on its other authors.
+A strategy chooses its turns (`kernels.generate.strategies`): serial refinement, islands, planner and coder. Budgets
+on tokens, money, calls and time end it. The extra `llm` installs LangChain; without it, a search runs on its other
+authors.
 
 The prompt holds the task (the reference's own source, shapes, the roofline), the rules that the judge applies, a
 few contrastive pairs (two correct kernels that look alike, the faster and the slower, with what differs: CUDA-L1,
@@ -14,6 +14,7 @@ not read. Nothing that a model says is believed: it is judged.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import difflib
 import itertools
 import json
@@ -22,8 +23,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,13 +34,15 @@ from nightshift.kernels.candidate_file import FIRST_LINE, parse_candidate
 from nightshift.kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
 from nightshift.kernels.generate.request import PLAYBOOK, SHOWN_CHARS, changing, gathered, text_of
 from nightshift.kernels.generate.space import differences
+from nightshift.kernels.generate.strategies import PLAN_RULES, STRATEGIES, AuthorAllowance, Turn
+from nightshift.kernels.profile.roofline import Peaks
 
 BEGIN, END = "### BEGIN KERNEL", "### END KERNEL"
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 _MARK = re.compile(r"#{2,} *(BEGIN) KERNEL[#*` \t]*$|^[*` \t]*#{2,} *(END) KERNEL", re.MULTILINE | re.IGNORECASE)
 _THINKS = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])")
 _THOUGHT = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
-_MAX_CHARS = 60_000
+_MAX_CHARS, _MAX_PLAN = 60_000, 2_000
 
 RULES = f"""You write GPU kernels for one NVIDIA GPU in Triton 3.6 or newer, Gluon or CUDA C++: the fastest wins.
 Reply with one complete file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
@@ -107,7 +110,7 @@ def contrasts(history: Sequence[Outcome], count: int) -> list[SpeedContrast]:
 
 def _why(fast: Outcome, slow: Outcome) -> str:
     a, b = slow.proposal.config, fast.proposal.config
-    if a and set(a) == set(b):
+    if a and "island" not in a and set(a) == set(b):
         return f"changed {differences(a, b)}"
     old, new = (outcome.proposal.candidate.source.splitlines() for outcome in (slow, fast))
     lines = itertools.islice(difflib.unified_diff(old, new, n=0, lineterm=""), 2, None)  # behind the files' names
@@ -222,11 +225,12 @@ _ENDED = ("finish_reason", "stop_reason", "done_reason")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said. truncated: it ran into its limit of tokens."""
+    """What a model said. truncated: it ran into its limit of tokens. usd: what it cost, where prices are known."""
 
     text: str
     tokens: int
     truncated: bool = False
+    usd: float = 0.0
 
 
 class Chat(Protocol):
@@ -235,64 +239,47 @@ class Chat(Protocol):
     def __call__(self, said: Sequence[tuple[str, str]], temperature: float) -> Reply: ...
 
 
-@dataclass(frozen=True)
-class AuthorAllowance:
-    """What one author may use. repairs: follow-up questions after a reply without a kernel."""
-
-    tokens: int = 400_000
-    calls: int = 60
-    wall_s: float = 3600.0
-    reply_tokens: int = 8_000
-    repairs: int = 2
-    serial: int = 4
-    parallel: int = 4
-    exemplars: int = 2
-
-
 @dataclass
 class LanguageModel:
     """The author. `clock` gives seconds; `name` is what the ledger carries. `account`: a file with a line for each
-    reply, whatever it held, so that a search that is started again does not spend its allowance anew."""
+    reply, whatever it held, so that a search that is started again does not spend its allowance anew. `strategy`: a
+    name of `STRATEGIES`. `peaks`: what the GPU was measured at."""
 
     chat: Chat
     name: str = "llm"
     allowance: AuthorAllowance = field(default_factory=AuthorAllowance)
     clock: Callable[[], float] = time.monotonic
     account: Path | None = None
-    _tokens: int = 0
-    _calls: int = 0
+    strategy: str = "serial"
+    peaks: Peaks | None = None
+    _spent: Spent = field(default_factory=Spent)
     _began_s: float | None = None
     _fixed: dict[str, str] = field(default_factory=dict, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         if self.account is not None and self.account.exists():
-            replies = _replies(self.account)
-            self._tokens, self._calls = sum(replies), len(replies)
+            self._spent = _account(self.account)
 
     def spent(self) -> Spent:
-        return Spent(self._tokens, self._calls)
+        return self._spent
 
     def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
         mine = [o for o in history if o.proposal.generator == self.name]
         before = sum(o.proposal.tokens for o in {o.proposal.candidate.sha256: o for o in mine}.values())
-        self._tokens = max(self._tokens, before)  # what an earlier process spent counts as well
+        # what an earlier process spent counts as well
+        self._spent = replace(self._spent, tokens=max(self._spent.tokens, before))
         self._began_s = self.clock() if self._began_s is None else self._began_s
         if self._over():
             return []
-        if not self._stuck(mine):
-            made = self._one(task, history, mine, 0.2)
-            return [made] if made is not None else []
-        wanted = max(1, min(count, self.allowance.parallel))
-        return self._several(wanted, task, history, mine)
+        judged = {outcome.proposal.candidate.sha256 for outcome in history}
+        turns = STRATEGIES[self.strategy](history, mine, count, self.allowance)
+        return self._several(task, turns, judged)
 
-    def _several(
-        self, wanted: int, task: Task, history: Sequence[Outcome], mine: Sequence[Outcome]
-    ) -> Sequence[Proposal]:
-        """Versions of one prompt. Raises the first error where there is no kernel at all."""
-        # at 0.2 a model answers one prompt alike each time; several versions have to differ
-        with concurrent.futures.ThreadPoolExecutor(wanted) as pool:
-            asked = [pool.submit(self._one, task, history, mine, 0.9) for _ in range(wanted)]
+    def _several(self, task: Task, turns: Sequence[Turn], judged: Collection[str]) -> Sequence[Proposal]:
+        """A kernel for each turn, written at a time. Raises the first error where there is no kernel at all."""
+        with concurrent.futures.ThreadPoolExecutor(len(turns)) as pool:
+            asked = [pool.submit(self._one, task, turn, judged) for turn in turns]
         failed = [error for one in asked if (error := one.exception()) is not None]
         found = [made for one in asked if one.exception() is None and (made := one.result()) is not None]
         if failed and not found:
@@ -302,32 +289,24 @@ class LanguageModel:
     def _over(self) -> bool:
         assert self._began_s is not None
         allowed = self.allowance
-        late = self.clock() - self._began_s >= allowed.wall_s
-        return late or self._tokens >= allowed.tokens or self._calls >= allowed.calls
+        spent = self._spent
+        used_up = spent.tokens >= allowed.tokens or spent.calls >= allowed.calls or spent.usd >= allowed.usd
+        return used_up or self.clock() - self._began_s >= allowed.wall_s
 
-    def _stuck(self, mine: Sequence[Outcome]) -> bool:
-        """Serial refinement has had its turns, and the last two brought nothing better of this author's own."""
-        if len(mine) < self.allowance.serial:
-            return False
-        times = [o.seconds if o.timed else float("inf") for o in mine]
-        return min(times[-2:]) >= min(times[:-2], default=float("inf"))
-
-    def _one(
-        self, task: Task, history: Sequence[Outcome], mine: Sequence[Outcome], temperature: float
-    ) -> Proposal | None:
+    def _one(self, task: Task, turn: Turn, judged: Collection[str]) -> Proposal | None:
         """One kernel, asked for again when a reply holds none; None when the budget or the patience ends."""
         with self._counting:
-            self._fixed = self._fixed or gathered(task)  # an author works on one task
-        said = messages(task, history, mine, self.allowance.exemplars, self._fixed)
-        judged = {outcome.proposal.candidate.sha256 for outcome in history}
+            self._fixed = self._fixed or gathered(task, self.peaks)  # an author works on one task
+        said = messages(task, turn.history, turn.attempts, self.allowance.exemplars, self._fixed)
         used = 0
+        if turn.planned:
+            reply = self._reply([("system", PLAN_RULES), *said[1:]], turn.heat)
+            used += reply.tokens
+            said = _with_plan(said, answer_of(reply.text))
         for _ in range(1 + self.allowance.repairs):
             if self._over():
                 return None
-            with self._counting:
-                self._calls += 1
-            reply = self.chat(said, temperature)
-            self._count(reply)
+            reply = self._reply(said, turn.heat)
             used += reply.tokens
             try:
                 made = kernel_of(reply.text, task, reply.truncated)
@@ -336,36 +315,56 @@ class LanguageModel:
             except ReplyError as error:
                 said = [*said, ("assistant", answer_of(reply.text)[:4000] or "(nothing)"), ("user", str(error))]
                 continue
-            kind = "refines its last attempt" if mine else "first attempt"
-            why = f"{self.name}: {kind}" if temperature < 0.5 else f"{self.name}: another version of it"
-            idea = idea_of(made.source)
-            return Proposal(made, self.name, {}, f"{why}: {idea}" if idea else why, used)
+            idea, why = idea_of(made.source), f"{self.name}: {turn.why}"
+            return Proposal(made, self.name, turn.config, f"{why}: {idea}" if idea else why, used)
         return None
 
-    def _count(self, reply: Reply) -> None:
+    def _reply(self, said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        """What the model says, counted and kept."""
         with self._counting:
-            self._tokens += reply.tokens
+            self._spent = replace(self._spent, calls=self._spent.calls + 1)
+        reply = self.chat(said, temperature)
+        with self._counting:
+            spent = self._spent
+            self._spent = replace(spent, tokens=spent.tokens + reply.tokens, usd=spent.usd + reply.usd)
             if self.account is not None:
                 self.account.parent.mkdir(parents=True, exist_ok=True)
+                kept = {"tokens": reply.tokens, "usd": reply.usd, "reply": reply.text}
                 with self.account.open("a") as file:
-                    file.write(
-                        "\n" + json.dumps({"tokens": reply.tokens, "reply": reply.text}) + "\n"
-                    )  # whatever the line before ended with
+                    file.write(f"\n{json.dumps(kept)}\n")  # whatever the line before ended with
+        return reply
 
 
-def _replies(account: Path) -> list[int]:
-    """Tokens of each reply. A line that a killed process left half-written counts as a reply of unknown length."""
-    found = []
+def _with_plan(said: Sequence[tuple[str, str]], plan: str) -> list[tuple[str, str]]:
+    """The same messages, the last one with the plan of what is to be written."""
+    if not plan.strip():
+        return [*said]
+    role, text = said[-1]
+    told = f"{text}\n\nThe plan, carry it out and nothing beyond it:\n{plan.strip()[:_MAX_PLAN]}"
+    return [*said[:-1], (role, told)]
+
+
+def _account(account: Path) -> Spent:
+    """Of all replies. A line that a killed process left half-written counts as a reply of unknown length."""
+    spent = Spent()
     for line in filter(None, account.read_text(errors="replace").splitlines()):
-        try:
-            found.append(max(0, int(json.loads(line)["tokens"])))
-        except (ValueError, TypeError, KeyError):
-            found.append(0)
-    return found
+        tokens, usd = 0, 0.0
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            kept = json.loads(line)
+            tokens, usd = max(0, int(kept["tokens"])), max(0.0, float(kept.get("usd", 0.0)))
+        spent = Spent(spent.tokens + tokens, spent.calls + 1, spent.usd + usd)
+    return spent
 
 
-def connect(model: str, base_url: str | None = None, key_variable: str = "", reply_tokens: int = 8_000) -> Chat:
-    """A LangChain chat model as a `Chat`. `model` may name its provider, as in ``openai:gpt-…``.
+def connect(
+    model: str,
+    base_url: str | None = None,
+    key_variable: str = "",
+    reply_tokens: int = 8_000,
+    prices: tuple[float, float] = (0.0, 0.0),
+) -> Chat:
+    """A LangChain chat model as a `Chat`. `model` may name its provider, as in ``openai:gpt-…``. prices: USD for a
+    million tokens sent and answered.
 
     The key is read from the environment variable and goes nowhere else: from OPENAI_API_KEY for a server at
     `base_url`, else from the provider's own. Raises GeneratorError where LangChain is not installed or the model
@@ -406,6 +405,10 @@ def connect(model: str, base_url: str | None = None, key_variable: str = "", rep
         tokens = int(usage.get("total_tokens") or 0)
         if tokens <= 0:  # not told, or nonsense that would stretch the allowance
             tokens = (len(text) + sum(len(t) for _, t in said)) // 4
-        return Reply(text, tokens, not {"length", "max_tokens"}.isdisjoint(reasons))
+        sent, answered = int(usage.get("input_tokens") or 0), int(usage.get("output_tokens") or 0)
+        if sent + answered <= 0:  # which of them is not told: the dearer
+            sent, answered = (tokens, 0) if prices[0] > prices[1] else (0, tokens)
+        usd = (max(0, sent) * prices[0] + max(0, answered) * prices[1]) / 1e6
+        return Reply(text, tokens, not {"length", "max_tokens"}.isdisjoint(reasons), usd)
 
     return ask

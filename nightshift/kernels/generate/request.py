@@ -17,6 +17,7 @@ import torch
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.generate.base import Outcome, Task, fastest
+from nightshift.kernels.profile.roofline import Peaks
 
 SHOWN_CHARS = 6_000
 _CASES, _IDEAS = 6, 24
@@ -38,10 +39,11 @@ convolution of a mean; normalisations of constants are computed once. Never at t
 eager's."""
 
 
-def gathered(task: Task) -> dict[str, str]:
-    """The fields that stay the same for a whole search."""
+def gathered(task: Task, peaks: Peaks | None = None) -> dict[str, str]:
+    """The fields that stay the same for a whole search. peaks: what the GPU was measured at."""
     problem, case = task.problem, task.case
-    found = {"source": _source(task), "inputs": _inputs(task), "floor": _floor(task), "hardware": hardware_card()}
+    found = {"source": _source(task), "inputs": _inputs(task), "floor": _floor(task)}
+    found["hardware"] = hardware_card() + (f" {measured(peaks)}" if peaks is not None else "")
     if torch.cuda.is_available() and "compiled" not in task.facts:
         found["compiled"] = compiled_source(task)
     if problem.mutates:
@@ -86,6 +88,14 @@ def hardware_card() -> str:
         f"{shared} KiB of shared memory each, {card.L2_cache_size >> 20} MiB of L2, "
         f"{card.total_memory >> 30} GiB of memory. CUDA {torch.version.cuda}, {versions}."
     )
+
+
+def measured(peaks: Peaks) -> str:
+    """Rates that this GPU reached, whatever its maker promises."""
+    rates = ", ".join(f"{rate / 1e12:.1f} TFLOP/s in {dtype}" for dtype, rate in sorted(peaks.flops_per_s.items()))
+    how = "Measured on it" if peaks.source == "probe" else "Seen on it, so at least"
+    copied = f"{peaks.bytes_per_s / 1e12:.2f} TB/s of copies" if math.isfinite(peaks.bytes_per_s) else ""
+    return f"{how}: {', '.join(filter(None, (copied, rates)))}."
 
 
 def _version(name: str) -> str:
@@ -142,12 +152,18 @@ def _ideas(attempts: Sequence[Outcome]) -> str:
 
 
 def counters(task: Task, outcome: Outcome) -> str:
-    """What the race tells of a kernel. Hardware counters are not read here."""
+    """What the race and the binaries tell of a kernel. Hardware counters are not read here."""
     moved, flops = task.problem.compulsory_bytes(task.case), task.problem.flops(task.case)
     text = f"{moved / outcome.seconds / 1e9:.0f} GB/s of compulsory traffic"
     text += f", {flops / outcome.seconds / 1e9:.0f} GFLOP/s"
     if math.isfinite(task.floor_s) and task.floor_s > 0:
         text += f", {task.floor_s / outcome.seconds:.0%} of the roofline"
+    if "registers" in outcome.work:
+        used = outcome.work
+        text += f"; its largest kernel takes {used['registers']} registers and {used['stack_bytes']} B of local "
+        text += f"memory (spills) a thread, {used['shared_bytes'] / 1024:.1f} KiB of shared memory a block"
+    if scratch := outcome.work.get("scratch_bytes"):
+        text += f"; {scratch / 1e6:.1f} MB beside inputs and outputs"
     return text + "."
 
 

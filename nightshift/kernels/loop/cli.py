@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -47,6 +48,11 @@ _Llm = Annotated[str, typer.Option(help="Chat model that writes kernels too: PRO
 _Policy = Annotated[Path | None, typer.Option(help="Checkpoint of a learned policy that writes kernels too")]
 _LlmUrl = Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")]
 _LlmTokens = Annotated[int, typer.Option(min=1, help="Most tokens of the model in each search")]
+_LlmUsd = Annotated[float, typer.Option(min=0, help="Most USD of the model in each search; 0: no limit")]
+_LlmPrices = Annotated[
+    tuple[float, float], typer.Option(help="USD of a million tokens sent, and of a million answered")
+]
+_LlmStrategy = Annotated[str, typer.Option(help="How its turns are chosen: serial, islands, planner")]
 
 
 def optimize(
@@ -73,6 +79,9 @@ def optimize(
     llm: _Llm = "",
     llm_url: _LlmUrl = "",
     llm_tokens: _LlmTokens = 400_000,
+    llm_usd: _LlmUsd = 0.0,
+    llm_prices: _LlmPrices = (0.0, 0.0),
+    llm_strategy: _LlmStrategy = "serial",
     policy: _Policy = None,
 ) -> None:
     """Optimize kernels: search, certify, and write the report and the file for the job."""
@@ -86,6 +95,7 @@ def optimize(
     from nightshift.kernels.profile.roofline import probe
 
     where = where_of(device)
+    chat = _ModelWords(llm, llm_url, llm_tokens, llm_usd, llm_prices, llm_strategy)
     wanted = _Wanted(kind, what, run, where, _case(case), most, min_gain, seed, for_jobs, backward)
     asked = question(kind, what, case=case, device=where)
     with held(run, asked) as again:
@@ -101,7 +111,7 @@ def optimize(
             run, signer.to_bytes(), commit() or "unknown", SearchBudget(trials=trials, wall_s=minutes * 60.0),
             Ladder() if where == "cuda" else ON_CPU, known, seed, git, where,
             tuple(range(_gpus_for(len(works), where, gpus, alone=bool(ray or stream)))), shelf=shelf_folder(),
-            finish=partial(_with_authors, run=run, model=llm, url=llm_url, tokens=llm_tokens, policy=policy)
+            finish=partial(_with_authors, run=run, made=chat, peaks=known, policy=policy)
             if llm or policy else as_it_is,
         )  # fmt: skip
         done = _search(works, means, ray, stream, _Telling(run, signer, where))
@@ -294,25 +304,50 @@ def _ray(address: str, where: str) -> Any:
         raise Permanent(f"--ray {address}: {error}") from error
 
 
-def _with_authors(work: Any, run: Path, model: str, url: str, tokens: int, policy: Path | None) -> Any:
+@dataclass(frozen=True)
+class _ModelWords:
+    """The options of a language model, which another process reads too. Raises Permanent."""
+
+    model: str
+    url: str
+    tokens: int
+    usd: float
+    prices: tuple[float, float]
+    strategy: str
+
+    def __post_init__(self) -> None:
+        if self.usd and not max(self.prices) > 0:
+            raise Permanent("--llm-usd: without --llm-prices nothing is known of what a token costs")
+        if min(self.prices) < 0:
+            raise Permanent(f"--llm-prices: {min(self.prices):g} is no price")
+
+    def author(self, account: Path, peaks: Any) -> Any:
+        from nightshift.kernels.generate.llm import LanguageModel, connect
+        from nightshift.kernels.generate.strategies import STRATEGIES, AuthorAllowance
+
+        if self.strategy not in STRATEGIES:
+            raise Permanent(f"--llm-strategy: {self.strategy!r} is none of {', '.join(STRATEGIES)}")
+        allowance = AuthorAllowance(tokens=self.tokens, usd=self.usd or math.inf)
+        chat = connect(self.model, self.url or None, prices=self.prices)
+        return LanguageModel(chat, allowance=allowance, account=account, strategy=self.strategy, peaks=peaks)
+
+
+def _with_authors(work: Any, run: Path, made: _ModelWords, peaks: Any, policy: Path | None) -> Any:
     """The same work with a language model among its authors, who keeps account in the search's folder, or a learned
     policy."""
     from nightshift.kernels.generate.base import GeneratorError
 
     more: list[Any] = []
     try:
-        if model:
-            from nightshift.kernels.generate.llm import AuthorAllowance, LanguageModel, connect
-
-            account = run / "tasks" / work.slug / "model.jsonl"
-            allowance = AuthorAllowance(tokens=tokens)
-            more.append(LanguageModel(connect(model, url or None), allowance=allowance, account=account))
+        if made.model:
+            more.append(made.author(run / "tasks" / work.slug / "model.jsonl", peaks))
         if policy is not None:
             from nightshift.kernels.generate.policy import author_of
 
             more.append(author_of(policy, work.task, [a.family for a in work.generators if hasattr(a, "family")]))
     except GeneratorError as error:
-        raise Permanent(f"--llm {model}: {error}" if model and not more else f"--policy: {error}") from error
+        mine = made.model and not more
+        raise Permanent(f"--llm {made.model}: {error}" if mine else f"--policy: {error}") from error
     return replace(work, generators=(*work.generators, *more))
 
 

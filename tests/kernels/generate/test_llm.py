@@ -20,7 +20,6 @@ from nightshift.kernels.generate.llm import (
     BEGIN,
     END,
     RULES,
-    AuthorAllowance,
     LanguageModel,
     Reply,
     ReplyError,
@@ -31,6 +30,7 @@ from nightshift.kernels.generate.llm import (
     kernel_of,
     messages,
 )
+from nightshift.kernels.generate.strategies import AuthorAllowance
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.race.contest import Pace

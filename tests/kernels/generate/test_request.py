@@ -13,7 +13,8 @@ import torch
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.generate import llm, request
 from nightshift.kernels.generate.base import Task
-from nightshift.kernels.generate.llm import BEGIN, END, AuthorAllowance, LanguageModel, Reply
+from nightshift.kernels.generate.llm import BEGIN, END, LanguageModel, Reply
+from nightshift.kernels.generate.strategies import PLAN_RULES, AuthorAllowance
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.loop.executor import LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, Provenance
@@ -110,8 +111,25 @@ def judge() -> Iterator[Judge]:
         yield made
 
 
-def searched(judge: Judge, task: Task, folder: Path) -> Search:
-    author = LanguageModel(Script(), allowance=AuthorAllowance(repairs=0), account=folder / "model.jsonl")
+class Planned:
+    """A planner that sees the figures and writes no kernel, and a coder that does only what the plan says."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+
+    def __call__(self, said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        whole = self.script(said, temperature).text
+        if said[0][1] == PLAN_RULES:
+            idea = re.search("# idea: (.*)", whole)
+            return Reply(f"The plan is: {idea.group(1) if idea else 'unknown'}.", 10)
+        planned = re.search(r"nothing beyond it:\nThe plan is: (.*)\.$", said[-1][1])
+        return Reply(whole if planned and f"# idea: {planned.group(1)}" in whole else "Nothing is planned.", 10)
+
+
+def searched(judge: Judge, task: Task, folder: Path, strategy: str = "serial") -> Search:
+    chat = Planned() if strategy == "planner" else Script()
+    allowance = AuthorAllowance(repairs=0)
+    author = LanguageModel(chat, allowance=allowance, account=folder / "model.jsonl", strategy=strategy)
     budget = SearchBudget(trials=3, wall_s=120.0, batch=1)
     with Ledger(folder / "task") as ledger:
         search = Search(
@@ -134,6 +152,15 @@ def test_ten_tasks_without_a_family_get_better_from_verdict_to_verdict(judge: Ju
             json.loads(line) for line in (tmp_path / str(number) / "model.jsonl").read_text().splitlines() if line
         ]
         assert [BEGIN in line["reply"] for line in kept] == [True] * 3
+
+
+@pytest.mark.full
+def test_a_coder_that_knows_only_the_plan_gets_better_too(judge: Judge, tmp_path: Path) -> None:
+    search = searched(judge, task_of(FORMULAS[0]), tmp_path, "planner")
+    assert [o.timed for o in search.history] == [False, True, True]
+    assert [o.proposal.tokens for o in search.history] == [20] * 3
+    assert all("by a plan" in o.proposal.hypothesis for o in search.history)
+    assert search.history[2].work["moved_bytes"] == 8 * SIZE
 
 
 @pytest.mark.full
