@@ -24,6 +24,10 @@ _IPC_LAZY_PEER_ACCESS = 1
 _local = threading.local()
 
 
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY of the driver's results."""
+
+
 class CudaError(RuntimeError):
     """A driver call failed. `code` is the CUresult."""
 

@@ -161,7 +161,10 @@ class Judge:
         except torch.OutOfMemoryError as error:
             reason, detail, stage = self._out_of_memory(error)
         except (cuda.CudaError, torch.AcceleratorError) as error:
-            reason, detail, stage = Reason.device_lost, str(error)[:500], "machine"
+            if getattr(error, "code", None) == cuda.OUT_OF_MEMORY:
+                reason, detail, stage = self._out_of_memory(error)
+            else:
+                reason, detail, stage = Reason.device_lost, str(error)[:500], "machine"
         except Exception as error:  # noqa: BLE001  the judge's own fault, or its own memory: it must go on
             place = traceback.extract_tb(error.__traceback__)[-1]
             told = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
@@ -194,7 +197,7 @@ class Judge:
             took_s=self._clock() - start,
         )
 
-    def _out_of_memory(self, error: torch.OutOfMemoryError) -> tuple[Reason, str, str]:
+    def _out_of_memory(self, error: Exception) -> tuple[Reason, str, str]:
         """The judge itself found no memory: a host of this verdict that is known to have eaten it, or nobody."""
         for ended in (host.ended for host in self._mine.hosts):
             if isinstance(ended, Refusal):

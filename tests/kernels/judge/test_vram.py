@@ -12,10 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.kernels.judge.cuda import CudaError
 from nightshift.kernels.judge.host.process import Limits, Process
 from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Vram, VramBudget
-from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.race.track import Pool
+from nightshift.kernels.judge.trial import JudgeTrial
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
 from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.ops.problems import named
@@ -276,3 +278,19 @@ def test_a_search_keeps_the_oracles_of_one_case_within_its_bytes() -> None:
     assert pool.expected(problem, case, 1, again) is kept
     pool.inputs(problem, Case.of("float32", m=4, n=9), 1, "cpu")
     assert pool.expected(problem, case, 1, again) is not kept
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "reason"),
+    [(2, "CUDA_ERROR_OUT_OF_MEMORY", Reason.vram_taken), (700, "CUDA_ERROR_ILLEGAL_ADDRESS", Reason.device_lost)],
+)
+def test_a_driver_that_has_no_memory_for_the_judge_is_no_lost_device(
+    cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch, code: int, name: str, reason: Reason
+) -> None:
+    def run(self: JudgeTrial) -> None:
+        raise CudaError("cuMemAlloc_v2", code, name)
+
+    monkeypatch.setattr(JudgeTrial, "run", run)
+    found = cpu_judge.verdict(library("return torch.softmax(x, -1)"), named("softmax"), Request(TINY))
+    assert (found.status, found.reason) == (Status.machine_fault, reason)
+    assert name in found.detail

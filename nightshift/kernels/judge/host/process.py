@@ -33,11 +33,13 @@ STDERR_KEPT = 64 << 10
 
 @dataclass(frozen=True)
 class Limits:
-    """What one host may use. `vram_bytes` counts torch's and the driver's own share too; `all_calls_s` bounds the
+    """What one host may use. `rehearse_s` is for compiling a candidate's kernels apart from any call: a network has
+    hundreds. `vram_bytes` counts torch's and the driver's own share too; `all_calls_s` bounds the
     answers' waiting times together, so that nobody holds the judge by being slow without ever hanging."""
 
     import_s: float = 60.0
     call_s: float = 60.0
+    rehearse_s: float = 300.0
     all_calls_s: float = 900.0
     cpu_s: int = 600
     memory_bytes: int = 16 << 30

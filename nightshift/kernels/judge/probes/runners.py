@@ -92,7 +92,7 @@ class HostRunner:
         named = [[list(x.shape), str(x.dtype).removeprefix("torch.")] if isinstance(x, torch.Tensor) else x
                  for x in forms]  # fmt: skip
         order = {"op": "rehearse", "forms": named}
-        return self.process.request(order, self.process.limits.call_s, stage="compile").blob
+        return self.process.request(order, self.process.limits.rehearse_s, stage="compile").blob
 
     def move(self, process: Process, seed: int) -> None:
         """Leave its process, which ends, for a fresh one."""
