@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -43,9 +44,10 @@ import time
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -155,7 +157,7 @@ def _found_no_memory(row: dict[str, Any]) -> bool:
 class Room:
     """One GPU's memory, shared out among the workers as locks on files, which end with whoever holds them."""
 
-    PARTS = 64
+    PARTS, PATIENCE_S = 64, 60.0
 
     def __init__(self, given: argparse.Namespace) -> None:
         """given.card: bytes of a GPU that is none, for a trial of the locks on a CPU."""
@@ -173,20 +175,30 @@ class Room:
         total -= (3 << 30) * self.workers  # contexts, the harness's with them
         count = min(self.PARTS, -(-wanted * self.PARTS // total))
         with contextlib.ExitStack() as stack:
-            files = [self.lock.with_suffix(f".part{n}") for n in range(self.PARTS)]
-            places = [stack.enter_context(file.open("a")) for file in files]
-            while not self._taken(places, count):  # all at once or nothing: a task that waits blocks no other
+            names = [*(f".part{n}" for n in range(self.PARTS)), ".first"]
+            *places, first = [stack.enter_context(self.lock.with_suffix(name).open("a")) for name in names]
+            since, next_one = time.time(), False
+            while not self._taken(places, count, first, next_one):
                 time.sleep(0.05)
+                # what needs much would wait for as long as small ones come; then all wait for it
+                next_one = next_one or (time.time() - since > self.PATIENCE_S and _locked(first))
+            fcntl.flock(first, fcntl.LOCK_UN)
             yield
 
-    def _taken(self, places: Sequence[Any], count: int) -> bool:
+    def _taken(self, places: Sequence[Any], count: int, first: Any, next_one: bool) -> bool:
+        """All at once or nothing, so that who waits blocks nobody; the next one keeps what it gets."""
         assert self.lock is not None
         with self.lock.with_suffix(".turn").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
+            if not next_one and not _locked(first):
+                return False
             held = [place for place in places if _locked(place)]
-            for place in held[count if len(held) >= count else 0 :]:
+            enough = len(held) >= count
+            for place in held[count if enough else len(held) if next_one else 0 :]:
                 fcntl.flock(place, fcntl.LOCK_UN)
-        return len(held) >= count
+            if not next_one:
+                fcntl.flock(first, fcntl.LOCK_UN)
+        return enough
 
 
 def _locked(place: Any) -> bool:
@@ -214,11 +226,19 @@ class Bench:
 
     def task(self, name: str, need: Need) -> dict[str, Any]:
         """The row of one task; where others left it no memory, of a second turn with the whole GPU."""
+        import torch
+
         self.each = self.given.each * (2 if name.startswith(LEVELS[2]) else 1)  # a whole network
         self._tell({"attempted": False}, 2 * self.each)
         author = self._prepared(name) if self.device == "cuda" else None
         row = self._turn(name, need, author)
-        return self._turn(name, Need(), author) if _found_no_memory(row) else row
+        if _found_no_memory(row):
+            row = self._turn(name, Need(), author)
+        if self.judge is not None:
+            self.judge._ahead.clear()
+        torch.compiler.reset()
+        give_back()
+        return row
 
     def _turn(self, name: str, need: Need, author: Any) -> dict[str, Any]:
         row: dict[str, Any] = {"attempted": False, "need_gib": need.to_json()}
@@ -231,15 +251,17 @@ class Bench:
                     libraries = self._compiled(name, task) if self.judge is not None else {}
                 if self.judge is not None:
                     with self._share(need.judge, row):
-                        row |= self._judged(task, author, libraries, row, need.judge < WHOLE)
-                        self._for_the_harness(task, row, need.load)
+                        try:
+                            row |= self._judged(task, author, libraries, row, need.judge < WHOLE)
+                            self._for_the_harness(task, row, need.load)
+                        finally:
+                            self._drop()
         except _refusals() as error:
             row["why"] = str(error)[:600]
         except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
             row["why"] = f"{type(error).__name__}: {error}"[:600]
             row["broken"] = True
         faulthandler.cancel_dump_traceback_later()
-        self._drop()
         return {**row, "waited_s": round(self.waited_s, 1), "took_s": round(self._worked(started), 1)}
 
     def _tell(self, row: dict[str, Any], seconds: float) -> None:
@@ -269,7 +291,10 @@ class Bench:
             with self._waiting():
                 stack.enter_context(self.room.of(wanted))
             self._tell(row, self.each)
-            yield
+            try:
+                yield
+            finally:
+                give_back()
 
     def _compile(self, problem: Any, forms: Any, made: Sequence[Any]) -> None:
         with ThreadPoolExecutor(max(1, len(made))) as pool:
@@ -458,16 +483,18 @@ class Bench:
             self.judge._lanes.pop(key).process.close()
 
     def _drop(self) -> None:
-        """A task's tensors and baselines, before the next one's."""
-        import torch
+        """A task's tensors and baselines, before others get its share."""
+        self.judge._solo.clear()
+        self._drop_lanes()
 
-        if self.judge is not None:
-            self.judge._solo.clear()
-            self.judge._ahead.clear()
-            self._drop_lanes()
-        torch.compiler.reset()
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
+
+def give_back() -> None:
+    """The GPU's memory that nothing holds any more, to the other processes: who waits for memory keeps none."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _refusals() -> tuple[type[Exception], ...]:
@@ -644,19 +671,25 @@ def work_harness(given: argparse.Namespace) -> None:
         tell({"next_s": _LONGEST_WAIT_S})
         how = {"backend": "triton", "device": torch.device("cuda:0")}
         try:
-            with room.of(need), torch.device("cuda:0"):  # inputs of many GiB are drawn where they are used
-                with quiet.shared():  # its kernels compile
-                    told = eval_kernel_against_ref(reference, new, num_correct_trials=5, **how)
-                if told.correctness:
-                    with quiet.alone():
-                        told = eval_kernel_against_ref(reference, new, num_correct_trials=1, num_perf_trials=30,
-                                                       measure_performance=True, **how)  # fmt: skip
-            torch.cuda.empty_cache()
-            row = {"compiled": told.compiled, "correct": told.correctness, "ms": told.runtime,
-                   "eager_ms": told.ref_runtime, "said": str(told.metadata)[:400]}  # fmt: skip
+            with room.of(need):
+                row = _harness_row(partial(eval_kernel_against_ref, reference, new, **how), quiet)
+                give_back()
         except Exception as error:  # noqa: BLE001  the harness is another project's
             row = {"correct": False, "said": f"{type(error).__name__}: {error}"[:400]}
         tell(row)
+
+
+def _harness_row(evaluated: Callable[..., Any], quiet: Any) -> dict[str, Any]:
+    import torch
+
+    with torch.device("cuda:0"):  # inputs of many GiB are drawn where they are used
+        with quiet.shared():  # its kernels compile
+            told = evaluated(num_correct_trials=5)
+        if told.correctness:
+            with quiet.alone():
+                told = evaluated(num_correct_trials=1, num_perf_trials=30, measure_performance=True)
+    return {"compiled": told.compiled, "correct": told.correctness, "ms": told.runtime,
+            "eager_ms": told.ref_runtime, "said": str(told.metadata)[:400]}  # fmt: skip
 
 
 # The driver ------------------------------------------------------------------------------------------------------

@@ -55,6 +55,30 @@ def test_tasks_share_a_card_and_wait_for_what_is_held(tmp_path: Path) -> None:
     assert alone.is_set()
 
 
+def test_who_waits_long_for_the_whole_card_comes_before_ever_new_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Room, "PATIENCE_S", 0.0)
+    order: list[str] = []
+
+    def enter(name: str, wanted: int) -> None:
+        with room(tmp_path).of(wanted):
+            order.append(name)
+
+    with room(tmp_path).of(10 << 30):
+        large = threading.Thread(target=enter, args=("large", 1 << 62))
+        large.start()
+        time.sleep(0.5)  # it is the next one by now
+        monkeypatch.setattr(Room, "PATIENCE_S", 60.0)
+        small = threading.Thread(target=enter, args=("small", 1 << 30))
+        small.start()
+        small.join(0.5)
+        assert not order, "six of sixteen are free, and kept for the large one"
+    for thread in (large, small):
+        thread.join(60)
+    assert order == ["large", "small"]
+
+
 def test_waiting_for_the_gpu_takes_nothing_of_a_tasks_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words: list[dict[str, Any]] = []
     monkeypatch.setattr(kernels_any, "tell", words.append)
