@@ -20,11 +20,11 @@ from nightshift.kernels.judge.probes.correctness import (
     ulp,
 )
 from nightshift.kernels.judge.probes.inputs import Probe
-from nightshift.kernels.judge.probes.layouts import laid_out
+from nightshift.kernels.judge.probes.layouts import laid_out, made_one
 from nightshift.kernels.judge.probes.oracle import allowance, eager_is_deterministic, expected
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.ops.problems import ALL, named
-from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Outputs, Problem
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -426,6 +426,57 @@ def test_a_row_of_a_few_live_elements_has_the_luck_of_a_few(times: float, right:
     want = Expected((truth,), (eager,), (allowance([(eager, truth)]),), None, False, True, False)
     reason = compare(want, (got,)).reason
     assert reason is (None if right else Reason.worst_row)
+
+
+def _through_relu(error: float, changed: Callable[[torch.Tensor], torch.Tensor] = torch.relu) -> ProbeFinding:
+    """Of sums that err by 1e-5 in eager, after a ReLU; in every other row all sums are negative, one by a hair."""
+    torch.manual_seed(3)
+    sums = torch.randn(64, 96, dtype=torch.float64)
+    sums[::2] = -sums[::2].abs() - 0.1
+    sums[::2, 5] = -1e-9
+    eager = torch.relu((sums + 1e-5 * torch.randn_like(sums)).float())
+    eager[::2] = 0.0  # by luck
+    truth = torch.relu(sums)
+    right = Expected((truth,), (eager,), (allowance([(eager, truth)]),), None, False, True, False)
+    mine = (sums + error * torch.randn_like(sums)).float()
+    mine[::2, 5] = error  # by bad luck
+    return compare(right, (changed(mine),))
+
+
+def test_what_a_relu_hides_of_eagers_error_counts_as_its_other_errors_do() -> None:
+    """A row that is zero in eager says nothing of the sums below it; they err like the others."""
+    assert _through_relu(1e-5).reason is None
+    assert _through_relu(4e-5).reason is Reason.rmse
+    assert _through_relu(1e-5, lambda x: x).reason is not None, "no ReLU at all"
+    assert _through_relu(1e-5, lambda x: F.leaky_relu(x, 1e-3)).reason is not None
+    assert _through_relu(1e-5, lambda x: torch.relu(x) + 3e-4 * (x <= 0)).reason is not None, "zeros are not zero"
+
+
+def test_equal_inputs_that_cancel_in_eager_are_held_to_its_error_on_others() -> None:
+    """p · log p − p · log p is zero in eager; one rounding less leaves that of a product."""
+
+    def reference(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return (p * (p.log() - q.log())).sum().reshape(1)
+
+    def fused(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        left = (p.double() * p.log().double()).float().double() - p.double() * q.log().double()
+        return left.float().sum().reshape(1)
+
+    def make(case: Case, draw: Draw) -> Inputs:
+        return tuple(draw.uniform((case["n"],), torch.float32, 0.01, 1.0) for _ in range(2))
+
+    case = Case.of("float32", n=512)
+    problem = Problem(
+        "divergence", "none", reference, make, (case,), (Axis("n", (512,), 512, 512),), lambda c: 8 * c["n"],
+        lambda c: 4 * c["n"], dtypes=("float32",), distributions=("normal",), layouts=("contiguous",),
+    )  # fmt: skip
+    probe = Probe("values", case, "normal", (7,), same=True)
+    inputs = made_one(problem.inputs(case, "normal", 7, "cpu"))
+    right = expected(problem, probe, 7, inputs)
+    assert float(right.eager[0]) == 0.0
+    assert float(fused(*inputs)) != 0.0
+    assert compare(right, (fused(*inputs),)).reason is None
+    assert compare(right, (fused(*inputs) + 1e-3,)).reason is not None
 
 
 def test_an_allowance_pools_over_draws() -> None:

@@ -42,6 +42,8 @@ ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128
 # few large values make the errors of a row, eager's worst of them is luck: its worst beside any row's largest value
 # holds for every row, up to its worst error in the whole output.
 CANCELLING_ULP = 16.0
+# Of a float32 output that cancels, elements that are exactly zero in truth and eager tell no error (`_clipped`).
+# In 16 bits the output's own rounding is far above that of the sum before it, and nothing is granted.
 # Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
 # order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham
 # 1993, SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact.
@@ -320,18 +322,20 @@ def _accuracy(
     if rmse_ratio > 1 and got.itemsize >= 4 and mine.residual <= limit:
         limit = math.hypot(mine.residual, _luck(1) * base)
         rmse_ratio = mine.rmse / limit
+    eager_ulp = max(allowed.ulp, own.worst_ulp)
+    cancels = (_mixed_signs(truth) | allowed.mixed) & (not elementwise)
+    if eager_ulp > CANCELLING_ULP:
+        cancels = torch.ones_like(cancels)
     beside = torch.maximum(own.rows, floors * own.row_floors)
+    if got.itemsize >= 4 and bool(cancels.any()):
+        beside = torch.where(cancels, torch.maximum(beside, _clipped(truth, eager, own.rows)), beside)
     pooled = torch.full_like(beside, allowed.row)
     if columns >= SHORT_ROW:
         pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
     row_limits = factor * _luck_of_rows(min(count, columns), mine.row_carriers) * torch.maximum(beside, pooled)
     high, row = (mine.rows / positive(row_limits)).max(dim=0)
     row_ratio = float(high)
-    eager_ulp = max(allowed.ulp, own.worst_ulp)
     ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
-    cancels = (_mixed_signs(truth) | allowed.mixed) & (not elementwise)
-    if eager_ulp > CANCELLING_ULP:
-        cancels = torch.ones_like(cancels)
     peaks = own.row_worst
     if columns >= SHORT_ROW:
         relative = (peaks / positive(own.row_tops)).max()
@@ -352,6 +356,20 @@ def _accuracy(
         told = f"{element_ratio:.3g} times the allowed error ({ulp_limit:.3g} ULP) at {place}"
         return ProbeFinding(Reason.max_ulp, told, *figures)
     return ProbeFinding(None, "", *figures)
+
+
+def _clipped(truth: torch.Tensor, eager: torch.Tensor, errors: torch.Tensor) -> torch.Tensor:
+    """What each row's elements that are exactly zero in truth and eager stand for. A ReLU or a clamp hides there
+    what the sum before it erred by, of eager as of anybody, so they count with the error of the other elements in a
+    usual row. errors: of eager, by row."""
+    zeros = torch.cat([((exact == 0) & (own == 0)).sum(dim=1) for exact, own in parts(truth, eager)])
+    columns = max(1, rows_of(truth).shape[1])
+    others = columns - zeros
+    told = others > 0
+    if not bool(told.any()) or not bool(zeros.any()):
+        return torch.zeros_like(errors)
+    usual = (errors[told] * (columns / others[told]).sqrt()).median()
+    return usual * (zeros / columns).sqrt()
 
 
 def _farthest(got: torch.Tensor, truth: torch.Tensor, row: int | None = None) -> str:
