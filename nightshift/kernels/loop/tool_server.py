@@ -33,6 +33,7 @@ from nightshift.kernels.loop.verdict_figures import figures
 from nightshift.kernels.ops.problems import BY_NAME
 from nightshift.kernels.problem import Problem
 from nightshift.kernels.profile.problem_file import load_problem
+from nightshift.kernels.profile.roofline import probe
 
 _INSTRUCTIONS = """Write GPU kernels and have them judged. `problem` says what is to be computed and by which rules.
 `generate` gives kernels to start from; `compile` is quick, `verify` decides whether a kernel is right, `benchmark`
@@ -56,6 +57,7 @@ class KernelTools:
         self._judges: dict[bool, Judge] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._lock = threading.Lock()
+        self._peaks = probe(device) if device == "cuda" else None  # before anything is raced
 
     def close(self) -> None:
         for judge in self._judges.values():
@@ -80,7 +82,7 @@ class KernelTools:
         """Read one operation: reference, inputs, hardware, what torch.compile makes of it, rules, playbook.
         case: one of its timed cases; empty: the first."""
         task = self._task(name, case)
-        return f"{text_of(gathered(task))}\n\n{RULES}"
+        return f"{text_of(gathered(task, self._peaks))}\n\n{RULES}"
 
     def report(self, sha256: Annotated[str, Field(max_length=64)]) -> str:
         """Report what was found about a candidate: errors, times, GB/s, memory, and what was not checked."""
