@@ -18,7 +18,8 @@ from nightshift.kernels.problem import Case, Problem
 
 Value = int | str
 Config = Mapping[str, Value]
-"""A point of a structured space: a value for each dimension. Empty for authors that have no space."""
+"""A point of a structured space: a value for each dimension. Of an author without a space what it keeps of its own,
+such as a language model's island; else empty."""
 
 TIMED = frozenset({Status.faster, Status.slower, Status.inconclusive})
 """Verdicts that carry a time."""

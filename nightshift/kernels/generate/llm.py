@@ -300,7 +300,9 @@ class LanguageModel:
         said = messages(task, turn.history, turn.attempts, self.allowance.exemplars, self._fixed)
         used = 0
         if turn.planned:
-            reply = self._reply([("system", PLAN_RULES), *said[1:]], turn.heat)
+            role, text = said[-1]
+            planner = [("system", PLAN_RULES), *said[1:-1], (role, f"{text}\n\nReply with the plan of it alone.")]
+            reply = self._reply(planner, turn.heat)
             used += reply.tokens
             said = _with_plan(said, answer_of(reply.text))
         for _ in range(1 + self.allowance.repairs):
