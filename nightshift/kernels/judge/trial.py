@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -412,7 +412,7 @@ class JudgeTrial:
         with contextlib.ExitStack() as stack:
             entrant: Hosted | Replayed
             if made is None:
-                entrant, flush = self._hosted(problem, runner, case, count, rng), None
+                entrant, flush = self._hosted(problem, runner, case, count, rng, shared), None
             else:
                 entrant, flush = self._replayed(problem, case, made, count, rng, stack), judge.flush()
             empty: Inputs = ()
@@ -424,7 +424,7 @@ class JudgeTrial:
             alone = solo.seconds if flush is not None else {}
             race = Race(entrant, baselines, entrant.track, judge.board, pace, rng, judge.nvml, alone, label)
             try:
-                with judge.timing_lock, contextlib.nullcontext() if shared else judge.quiet.alone():
+                with self._clock(shared):
                     return race.run()
             except Refusal as refusal:
                 if made is not None and refusal.reason is Reason.timed_output_wrong and not race.rounds_done:
@@ -432,15 +432,27 @@ class JudgeTrial:
                     raise Refusal(Reason.library_call, text, "timing") from refusal
                 raise
 
+    @contextlib.contextmanager
+    def _clock(self, shared: bool) -> Iterator[None]:
+        """While something is timed: one race of this judge, and the GPU to itself unless it is shared."""
+        with self.judge.timing_lock, contextlib.nullcontext() if shared else self.judge.quiet.alone():
+            yield
+
     def _hosted(
-        self, problem: Problem, runner: HostRunner | PlanRunner, case: Case, count: int, rng: random.Random
+        self,
+        problem: Problem,
+        runner: HostRunner | PlanRunner,
+        case: Case,
+        count: int,
+        rng: random.Random,
+        shared: bool,
     ) -> Hosted:
         """The callable in the candidate's own process (tier B)."""
         if runner.process.descendants():
             raise Refusal(Reason.process_limit, "other processes of the candidate are alive", "timing")
         track = self._track(runner.process, problem, case, count)
         entrant = Hosted(track, self.judge.clock, rng)
-        entrant.profile(rng)
+        entrant.profile(rng, self._clock(shared))
         hold_to_launches(self, entrant)
         return entrant
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.kernels.judge.race import contestants
-from nightshift.kernels.judge.race.contestants import Baseline, Stir
+from nightshift.kernels.judge.race.contestants import Baseline, Hosted, Stir
 from nightshift.kernels.judge.race.timing import Board, Rounds, board, decide, interval, rounds_disagree
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason
 
@@ -130,3 +133,33 @@ def test_a_baseline_s_timed_calls_find_memory_as_the_candidate_s_do(
         for word in ("stirred", "called")
     ]
     assert len(stir.rooms) == 1, "one room for each input, whoever races"
+
+
+def test_a_hosted_candidate_is_profiled_with_the_gpu_to_itself() -> None:
+    """Beside others its kernels take longer than the judge's clock says, which looks like a cheat."""
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[None]:
+        entered.append("alone")
+        yield
+        entered.append("shared again")
+
+    class Process:
+        limits = SimpleNamespace(call_s=1.0)
+
+        def request(self, body: dict[str, Any], timeout_s: float, stage: str) -> Any:
+            entered.append(body["op"])
+            return SimpleNamespace(body={"seconds": 1e-3, "kernels": ["k"]})
+
+    def refresh(slot: int, seed: int) -> None:
+        entered.append("values")
+
+    track: Any = SimpleNamespace(
+        process=Process(), device="cuda", slots=[0, 1], mutates=(), to_json=list, refresh=refresh,
+        truths=SimpleNamespace(seed=lambda rng: 1),
+    )  # fmt: skip
+    hosted = Hosted(track)
+    hosted.profile(random.Random(1), alone())
+    assert entered == ["slots", "values", "values", "alone", "profile", "shared again"]
+    assert (hosted.busy_s, hosted.kernels) == (1e-3, ("k",))

@@ -12,6 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -220,8 +221,9 @@ class Hosted:
     def run_spoiled(self, order: Sequence[int]) -> None:
         self.run(order)
 
-    def profile(self, rng: random.Random) -> None:
-        """Kernel names and GPU time of a few calls. On the CPU, and where CUPTI does not run, nothing is known."""
+    def profile(self, rng: random.Random, alone: AbstractContextManager[None]) -> None:
+        """Kernel names and GPU time of a few calls, while `alone` is entered: beside others each kernel takes
+        longer. On the CPU, and where CUPTI does not run, nothing is known."""
         if self.track.device != "cuda":
             return
         process, slots = self.track.process, len(self.track.slots)
@@ -229,7 +231,8 @@ class Hosted:
             self.track.refresh(slot, self.track.truths.seed(rng))
         order = [rng.randrange(slots) for _ in range(8)]
         body = {"op": "profile", "order": order, "mutates": list(self.track.mutates)}
-        answer = process.request(body, process.limits.call_s, stage="timing").body
+        with alone:
+            answer = process.request(body, process.limits.call_s, stage="timing").body
         told, names = answer.get("seconds"), answer.get("kernels")
         self.busy_s = float(told) if isinstance(told, int | float) and told > 0 else math.nan
         self.kernels = tuple(str(name)[:200] for name in names)[:64] if isinstance(names, list) else ()
