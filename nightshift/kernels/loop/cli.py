@@ -95,7 +95,7 @@ def optimize(
     from nightshift.kernels.profile.roofline import probe
 
     where = where_of(device)
-    chat = _ModelWords(llm, llm_url, llm_tokens, llm_usd, llm_prices, llm_strategy)
+    model_words = _ModelWords(llm, llm_url, llm_tokens, llm_usd, llm_prices, llm_strategy) if llm else None
     wanted = _Wanted(kind, what, run, where, _case(case), most, min_gain, seed, for_jobs, backward)
     asked = question(kind, what, case=case, device=where)
     with held(run, asked) as again:
@@ -111,7 +111,7 @@ def optimize(
             run, signer.to_bytes(), commit() or "unknown", SearchBudget(trials=trials, wall_s=minutes * 60.0),
             Ladder() if where == "cuda" else ON_CPU, known, seed, git, where,
             tuple(range(_gpus_for(len(works), where, gpus, alone=bool(ray or stream)))), shelf=shelf_folder(),
-            finish=partial(_with_authors, run=run, made=chat, peaks=known, policy=policy)
+            finish=partial(_with_authors, run=run, words=model_words, peaks=known, policy=policy)
             if llm or policy else as_it_is,
         )  # fmt: skip
         done = _search(works, means, ray, stream, _Telling(run, signer, where))
@@ -316,6 +316,10 @@ class _ModelWords:
     strategy: str
 
     def __post_init__(self) -> None:
+        from nightshift.kernels.generate.strategies import STRATEGIES
+
+        if self.strategy not in STRATEGIES:
+            raise Permanent(f"--llm-strategy: {self.strategy!r} is none of {', '.join(STRATEGIES)}")
         if self.usd and not max(self.prices) > 0:
             raise Permanent("--llm-usd: without --llm-prices nothing is known of what a token costs")
         if min(self.prices) < 0:
@@ -323,31 +327,30 @@ class _ModelWords:
 
     def author(self, account: Path, peaks: Any) -> Any:
         from nightshift.kernels.generate.llm import LanguageModel, connect
-        from nightshift.kernels.generate.strategies import STRATEGIES, AuthorAllowance
+        from nightshift.kernels.generate.strategies import AuthorAllowance
 
-        if self.strategy not in STRATEGIES:
-            raise Permanent(f"--llm-strategy: {self.strategy!r} is none of {', '.join(STRATEGIES)}")
         allowance = AuthorAllowance(tokens=self.tokens, usd=self.usd or math.inf)
         chat = connect(self.model, self.url or None, prices=self.prices)
         return LanguageModel(chat, allowance=allowance, account=account, strategy=self.strategy, peaks=peaks)
 
 
-def _with_authors(work: Any, run: Path, made: _ModelWords, peaks: Any, policy: Path | None) -> Any:
+def _with_authors(work: Any, run: Path, words: _ModelWords | None, peaks: Any, policy: Path | None) -> Any:
     """The same work with a language model among its authors, who keeps account in the search's folder, or a learned
     policy."""
     from nightshift.kernels.generate.base import GeneratorError
 
     more: list[Any] = []
     try:
-        if made.model:
-            more.append(made.author(run / "tasks" / work.slug / "model.jsonl", peaks))
+        if words is not None:
+            more.append(words.author(run / "tasks" / work.slug / "model.jsonl", peaks))
         if policy is not None:
             from nightshift.kernels.generate.policy import author_of
 
             more.append(author_of(policy, work.task, [a.family for a in work.generators if hasattr(a, "family")]))
     except GeneratorError as error:
-        mine = made.model and not more
-        raise Permanent(f"--llm {made.model}: {error}" if mine else f"--policy: {error}") from error
+        if words is not None and not more:
+            raise Permanent(f"--llm {words.model}: {error}") from error
+        raise Permanent(f"--policy: {error}") from error
     return replace(work, generators=(*work.generators, *more))
 
 

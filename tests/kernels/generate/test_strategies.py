@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.cli import app
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
 from nightshift.kernels.generate.llm import BEGIN, END, LanguageModel, Reply, connect, messages
 from nightshift.kernels.generate.request import counters, measured
@@ -141,3 +143,18 @@ def test_a_ledgers_line_keeps_the_work_and_older_lines_have_none() -> None:
     assert Line.from_json(line.to_json()).work == {}
     kept = Line.from_json(replace(line, work={"registers": 40}).to_json())
     assert kept.work == {"registers": 40}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--llm-strategy guess", "--llm-strategy: 'guess' is none of serial, islands, planner"),
+        ("--llm-usd 2", "--llm-usd: without --llm-prices nothing is known of what a token costs"),
+        ("--llm-usd 2 --llm-prices 1 -3", "--llm-prices: -3 is no price"),
+    ],
+)
+def test_options_of_a_model_are_refused_by_their_names_before_anything_runs(words: str, told: str) -> None:
+    asked = ["optimize", "--problem", "softmax", "--device", "cpu", "--llm", "m", *words.split()]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code != 0
+    assert told in f"{done.output}{done.exception}"

@@ -240,7 +240,7 @@ def test_the_command_line_adds_the_policy_to_a_search_s_authors(trained: Trainin
     path = tmp_path / "policy.pt"
     path.write_bytes(b"no checkpoint")
     with pytest.raises(Permanent, match=r"--policy: .*no checkpoint"):
-        _with_authors(work, tmp_path, "", "", 0, path)
+        _with_authors(work, tmp_path, None, None, path)
     policy.save(path, trained.network)
-    made = _with_authors(work, tmp_path, "", "", 0, path)
+    made = _with_authors(work, tmp_path, None, None, path)
     assert [author.name for author in made.generators] == [*(a.name for a in work.generators), "policy"]
