@@ -623,12 +623,18 @@ class SlurmActuator(SiteActuator):
             self._submit_check(action, node)
             raise UnderWay(f"{action.target} is being checked", retry_after_s=POLL_S)
         if not job.states & _ENDED and "CANCELLED" not in job.states:
+            if "PENDING" in job.states and "DOWN" in node.states and not node.states & _GOING:
+                self._client.ask("scancel", str(job.id))
+                return self._unchecked(action, node, f"{action.target} went down before its check: {node.reason}")
             raise UnderWay(f"{action.target} is being checked: job {job.id} {'+'.join(sorted(job.states))}", POLL_S)
         command = " ".join(self._settings.check_command)
         if "COMPLETED" in job.states:
             self._unreserve(action)
             return self._outcome(_O.DONE, f"`{command}` ended with 0; {action.target} takes jobs again")
         why = f"`{command}` did not pass ({'+'.join(sorted(job.states))}, exit code {job.exit_code})"
+        return self._unchecked(action, node, why)
+
+    def _unchecked(self, action: Action, node: SlurmNode, why: str) -> ActionOutcome:
         self._nodes.drain(node, action, cause=why)
         self._unreserve(action)
         return ActionOutcome(_O.FAILED, f"{why}; the node stays drained", self._now_s(), {"cordoned": "true"})

@@ -385,6 +385,29 @@ def test_a_node_that_fails_its_check_is_drained_again(slurm: SlurmLab) -> None:
 
 
 @pytest.mark.full
+def test_a_node_that_goes_down_before_its_check_is_drained_again(slurm: SlurmLab) -> None:
+    """The check's job would wait for it without an end."""
+    actuator = actuator_on(slurm)
+    actuator.execute(an_action(A.CORDON))
+    action = replace(an_action(A.RETURN_NODE, "inc-1-7"), preconditions=(Precondition(NODE, CORDON_OF, "inc-1-1"),))
+    slurm.call("scontrol", "update", "partitionname=main", "state=down")  # no job begins
+    try:
+        said = ""
+        while "is being checked" not in said:
+            with pytest.raises(Temporary) as held:
+                actuator.execute(action)
+            said = str(held.value)
+        slurm.call("scontrol", "update", "nodename=n1", "state=down", "reason=Node unexpectedly rebooted")
+        outcome = until_done(actuator, action)
+    finally:
+        slurm.call("scontrol", "update", "partitionname=main", "state=up")
+    assert outcome.status is S.FAILED
+    assert "went down before its check: Node unexpectedly rebooted" in outcome.detail
+    assert {"DRAIN", "DOWN"} <= slurm.node("n1").states
+    assert "ReservationName" not in slurm.call("scontrol", "show", "reservation", check=False)
+
+
+@pytest.mark.full
 def test_whose_drain_stands_is_told_as_for_a_cordon(slurm: SlurmLab) -> None:
     nodes = SlurmNodes(slurm.client())
     assert nodes.cordon_of(nodes.get("n1")) == NOBODY
