@@ -199,9 +199,9 @@ class KilledScene:
         assert store.audit.verify().ok
         store.close()
         lab = self.lab
-        states = lab.node("n1").states
-        assert ("DRAIN" in states) == (self.kind is A.QUARANTINE_GPU)
-        assert not states & {"MAINTENANCE", "RESERVED", "DOWN"}
+        # a reservation's marks stay for as long as the controller takes to look
+        lab.await_without({"MAINTENANCE", "RESERVED", "DOWN"}, "n1")
+        assert ("DRAIN" in lab.node("n1").states) == (self.kind is A.QUARANTINE_GPU)
         assert "ReservationName" not in lab.call("scontrol", "show", "reservation", check=False)
         restarts = 0 if self.kind is A.QUARANTINE_GPU else 1
         assert lab.job(self.job, "Restarts") == str(restarts)
