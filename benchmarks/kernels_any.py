@@ -186,7 +186,7 @@ class Room:
             yield
 
     def _taken(self, places: Sequence[Any], count: int, first: Any, next_one: bool) -> bool:
-        """All at once or nothing, so that who waits blocks nobody; the next one keeps what it gets."""
+        """All parts together or none: a task that waits holds up no other. The next one keeps what it gets."""
         assert self.lock is not None
         with self.lock.with_suffix(".turn").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
@@ -489,7 +489,7 @@ class Bench:
 
 
 def give_back() -> None:
-    """The GPU's memory that nothing holds any more, to the other processes: who waits for memory keeps none."""
+    """Frees the GPU memory that torch only caches, for the other processes: a task that waits keeps none."""
     import torch
 
     gc.collect()

@@ -6,7 +6,7 @@
 TRITON is a checkout of Triton, at the installed version. Its tutorials are read from there; none of them is kept.
 For each timed case the best known configuration gets a verdict of the judge (correctness, then the race), and the
 peers stand beside eager, torch.compile and the libraries that the problem names. A peer that does not run, or that
-computes something else, is told with its reason. Writes benchmarks/results/kernels_peers.json, after every row.
+computes something else, is in the row with the reason. Writes benchmarks/results/kernels_peers.json, row by row.
 """
 
 from __future__ import annotations

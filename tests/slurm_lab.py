@@ -304,7 +304,7 @@ class SlurmLab:
 
     def start_node(self, name: str, *, rebooted: bool = False) -> None:
         """`slurmd -b` tells the controller of a boot, which hears it a second later: in the second of the boot a
-        registration that follows would look like another boot, which nobody asked for."""
+        registration that follows would look like another, unexpected boot."""
         up = [one for one in self.controllers if rebooted and one in self._processes]
         for controller in up:
             self.freeze(controller)

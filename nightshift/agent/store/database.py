@@ -327,7 +327,7 @@ class Database:
             connection = bare.execution_options(writes=True)
             with connection.begin():
                 if not self.is_sqlite:
-                    # both end with the transaction: a process that dies while it migrates blocks nobody
+                    # both end with the transaction: a process that dies while it migrates holds up no other
                     connection.exec_driver_sql(
                         f"SET LOCAL idle_in_transaction_session_timeout = '{MIGRATION_IDLE_S:g}s'"
                     )

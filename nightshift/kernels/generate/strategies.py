@@ -1,6 +1,6 @@
 """How a language model's turns are chosen: what each one is shown, and how freely it may answer.
 
-A strategy sees the whole history and keeps nothing, so a search that was killed goes on where it was.
+A strategy sees the whole history and has no state of its own: a search that was killed continues where it was.
 """
 
 from __future__ import annotations
