@@ -32,6 +32,7 @@ from nightshift.kernels.regions.graph import (
     deep_in_parts,
     depth_last,
     forwarded,
+    held,
     is_forwarded,
 )
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
@@ -458,9 +459,7 @@ class Composer:
         return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
 
     def _constant(self, node: Node) -> str:
-        value: Any = self.module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = held(self.module, node)
         if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
             raise GraphError(f"{node.target}: the model keeps a tensor that is no parameter and no buffer")
         made = f"torch.tensor({value.tolist()!r}, dtype={value.dtype}, device={_device(self.nodes)})"

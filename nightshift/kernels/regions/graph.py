@@ -92,9 +92,12 @@ _STEPWISE = ("sum", "mean", "amax", "amin")
 
 def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same function in a form that fuses further: a convolution's bias is added by whoever reads it, reductions
-    of one element are views, and long ones with few results are split."""
+    of one element are views, long ones with few results are split, and few constants are numbers of a kernel."""
     for node in list(module.graph.nodes):
         name = str(node.target)
+        if node.op == "get_attr":
+            with module.graph.inserting_before(node.next):
+                _as_numbers(module.graph, node, held(module, node))
         if name == "aten.var_mean.correction":
             with module.graph.inserting_before(node.next):
                 _spread(module.graph, node)
@@ -124,6 +127,45 @@ def _call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
     forms = torch.fx.node.map_arg(args, lambda n: n.meta["val"].to("meta"))
     made.meta["val"] = target(*forms)
     return made
+
+
+FEW_CONSTANTS = 64
+"""Elements of a tensor that a model makes of its own numbers, at most, that a kernel writes."""
+
+
+def held(module: torch.fx.GraphModule, node: Node) -> Any:
+    """What the module holds, that a node of its graph is."""
+    value: Any = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _as_numbers(graph: torch.fx.Graph, node: Node, value: Any) -> None:
+    """Kernels hold the numbers themselves: a call that copied them from the host would wait for it. Different ones
+    are laid out in memory by a kernel of their own, whatever reads them."""
+    if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= FEW_CONSTANTS or value.is_complex():
+        return
+    numbers = value.flatten().tolist()
+    made = _full(graph, list(value.shape), numbers[0], value.dtype)
+    if any(repr(n) != repr(numbers[0]) for n in numbers):
+        place = _call(graph, aten.arange.default, len(numbers))
+        made = _full(graph, [len(numbers)], numbers[0], value.dtype)
+        for position, n in enumerate(numbers):
+            made = _chosen(graph, place, position, _full(graph, [], n, value.dtype), made)
+        made = _call(graph, aten.view.default, made, list(value.shape))
+        made.meta[LAID] = True
+    node.replace_all_uses_with(made)
+
+
+def _full(graph: torch.fx.Graph, shape: list[int], value: float, dtype: torch.dtype) -> Node:
+    made = graph.call_function(aten.full.default, (shape, value), {"dtype": dtype})
+    made.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+    return made
+
+
+def _chosen(graph: torch.fx.Graph, place: Node, position: int, here: Node, elsewhere: Node) -> Node:
+    return _call(graph, aten.where.self, _call(graph, aten.eq.Scalar, place, position), here, elsewhere)
 
 
 def _without_bias(graph: torch.fx.Graph, node: Node) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nightshift.kernels.judge.gallery import read_gallery, read_mutant, show
 from nightshift.kernels.judge.host.interference import amid_others, calls_beside
@@ -68,6 +69,17 @@ def test_what_the_host_itself_computes_is_not_the_candidates() -> None:
             assert torch.equal(KEPT, KEPT.clone())
         torch.empty(3)
     assert recorder.opaque == []
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(("device", "opaque"), [("cpu", []), ("cuda", ["lift_fresh"])])
+def test_numbers_of_the_host_are_in_no_plan_of_a_gpu(device: str, opaque: list[str]) -> None:
+    """A replay had read a buffer that only the host's copy fills, and an honest candidate was refused for that."""
+    with FakeTensorMode():
+        made = torch.empty(2, device=device)
+    with Recorder([]) as recorder:
+        torch.ops.aten.lift_fresh.default(made)
+    assert recorder.opaque == opaque
 
 
 def test_one_scratch_for_all_callers_is_refused_for_just_that(interpreting_judge: Judge) -> None:

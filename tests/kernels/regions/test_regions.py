@@ -130,6 +130,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     "after_the_first": (lambda x: torch.cat([x[:, :1] - 1, x], 1).diff(dim=1).cumsum(1), drawn((4, 20)),
     "own_kernel"), "counted": (lambda x: torch.ones_like(x).cumsum(1) * x, drawn((4, 20)), "own_kernel"),
     "row_of_one": (lambda x: (x * 2).expand(20, 16).sum(1), drawn((20, 1)), "own_kernel"),
+    "numbers": (lambda x: x.minimum(torch.tensor(0.5)).maximum(torch.tensor([[-0.1], [-math.inf], [0.1], [-3.0]])),
+    drawn((2, 4, 20)), "own_kernel"), "edges": (lambda x: F.conv2d(x, torch.tensor([[[[-1, 0, 1], [-2, 0, 2], [-1,
+    0, 1]]]], dtype=x.dtype)).relu(), drawn((2, 1, 9, 8)), ""),
     "spread_image": (lambda x, w: F.conv2d(x.expand(2, 16, 8, 8), w), drawn((2, 16, 1, 1), (16, 16, 3, 3)), ""),
     "turned_image": (lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w, groups=2), drawn((2, 8, 8, 32), (16, 16, 3,
     3)), ""), "turned_weights": (lambda x, w: F.conv2d(x, w.transpose(0, 1)).relu(), drawn((2, 8, 8, 8), (8, 16, 3,
@@ -173,6 +176,14 @@ def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path, monkeypat
                 assert (mine.shape, mine.dtype) == (own.shape, own.dtype), (name, way)
                 error, allowed = ((x.double() - true).abs().max().item() for x in (mine, own))
                 assert error <= 4 * allowed + 3e-6 * float(true.abs().max()), (name, way, error, allowed)
+
+
+def test_few_numbers_of_the_models_own_are_a_kernels_and_many_are_copied_from_the_host() -> None:
+    def scaled(n: int) -> Callable[..., Any]:
+        return lambda x: torch.minimum(x, torch.tensor(0.5)) * torch.tensor([float(i) for i in range(n)])
+
+    sources = [composed(scaled(n), drawn((3, n)), HELD).candidate.source for n in (graph.FEW_CONSTANTS, 65)]
+    assert [source.count("torch.tensor(") for source in sources] == [0, 1]
 
 
 def test_a_large_product_reads_both_operands_along_what_it_sums_over() -> None:

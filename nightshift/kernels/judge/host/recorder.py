@@ -27,7 +27,6 @@ from nightshift.kernels.judge import cuda, launch_plan
 
 _ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _ZERO = {"zeros", "zeros_like", "new_zeros", "zero_"}
-_FREE = {"detach", "alias", "lift_fresh"}
 _SAME = {"detach", "alias"}  # another tensor, the same memory
 current: list[Recorder] = []
 
@@ -73,7 +72,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _ZERO:
             self._tensors.append(result)
             self._note_zeros(result, name)
-        elif not func.is_view and name not in _FREE:
+        elif name == "lift_fresh":  # torch.tensor(numbers): on a GPU a copy from the host
+            self.opaque += ["lift_fresh"] if result.is_cuda else []
+        elif not func.is_view and name not in _SAME:
             self._note_call(func, name, args, kwargs or {}, result)
         return result
 
