@@ -287,6 +287,7 @@ class Bench:
     def _share(self, wanted: int, row: dict[str, Any]) -> Iterator[None]:
         """A share of the GPU's memory. What is done with it has its time from then on."""
         self._told = _words(row)
+        give_back()  # what an error of the turn before had held
         with contextlib.ExitStack() as stack:
             with self._waiting():
                 stack.enter_context(self.room.of(wanted))
@@ -670,12 +671,12 @@ def work_harness(given: argparse.Namespace) -> None:
         reference, new, need = json.loads(line)
         tell({"next_s": _LONGEST_WAIT_S})
         how = {"backend": "triton", "device": torch.device("cuda:0")}
-        try:
-            with room.of(need):
+        with room.of(need):
+            try:
                 row = _harness_row(partial(eval_kernel_against_ref, reference, new, **how), quiet)
-                give_back()
-        except Exception as error:  # noqa: BLE001  the harness is another project's
-            row = {"correct": False, "said": f"{type(error).__name__}: {error}"[:400]}
+            except Exception as error:  # noqa: BLE001  the harness is another project's
+                row = {"correct": False, "said": f"{type(error).__name__}: {error}"[:400]}
+            give_back()  # what an error held too
         tell(row)
 
 

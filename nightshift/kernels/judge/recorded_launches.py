@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,7 +99,7 @@ def replay(
         examiner = Examiner(problem, trial.candidate, trial.judge.device, runner)
         for case, made in plans:
             current[:] = [made]
-            for number, probe in enumerate(_replayed_probes(problem, case, rng, whole)):
+            for number, probe in enumerate(replayed_probes(problem, case, rng, whole)):
                 try:
                     with trial.judge.quiet.shared():
                         examiner.probe(probe)
@@ -109,16 +110,19 @@ def replay(
         trial.errors.update({k: max(v, trial.errors.get(k, 0.0)) for k, v in examiner.found.worst.items()})
 
 
-def _replayed_probes(problem: Problem, case: Case, rng: random.Random, whole: bool) -> Iterator[Probe]:
+def replayed_probes(problem: Problem, case: Case, rng: random.Random, whole: bool) -> list[Probe]:
+    """What a plan is asked, on as many rows as a host is: all of a large output in float64 would fill a GPU."""
+
     def seeds(count: int) -> tuple[int, ...]:
         return tuple(mix(rng.getrandbits(64)) for _ in range(count))
 
     a, b = seeds(2)
-    yield Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))
+    made = [Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))]
     if whole:
-        for name in (name for name in problem.distributions if name != "normal"):
-            yield Probe("values", case, name, seeds(inputs.calls_of(name)))
-        yield Probe("determinism", case, "normal", (b,) * 4, under_load=True)
+        others = (name for name in problem.distributions if name != "normal")
+        made += [Probe("values", case, name, seeds(inputs.calls_of(name))) for name in others]
+        made.append(Probe("determinism", case, "normal", (b,) * 4, under_load=True))
+    return [replace(probe, rows=problem.sampled_rows) for probe in made]
 
 
 def _replay_refusal(refusal: Refusal, first: bool) -> Refusal:

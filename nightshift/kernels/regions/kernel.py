@@ -516,6 +516,10 @@ def _nested(
         found[reduction, at] = None
 
 
+_STEPS = 64
+"""A lane that adds up more values than this errs by more than torch's own sums, which branch more often."""
+
+
 class RegionWriter:
     """Writes one region under one schedule."""
 
@@ -694,10 +698,15 @@ class RegionWriter:
         if kind in ("sum", "mean", "prod", "any"):
             start, join = ("1.0", "*") if kind == "prod" else ("0.0", "+")
             total = begun(start)
+            lost = begun("0.0") if kind in ("sum", "mean") and self.r > _STEPS * self.rb else ""
             self._loop()
             text = body.value(source, at)
             text = f"({text} != 0).to(tl.float32)" if kind == "any" else text
-            body.add(f"{total} = {total} {join} tl.where({mask}, {text}, {start})")
+            term = f"tl.where({mask}, {text}, {start})"
+            if lost:
+                self._add_exactly(total, lost, term)
+            else:
+                body.add(f"{total} = {total} {join} {term}")
             body.end()
             done = f"tl.reduce({total}, 1, _times)" if kind == "prod" else f"tl.sum({total}, 1)"
             made = name(f"{done}[:, None]")
@@ -719,6 +728,15 @@ class RegionWriter:
             total = name(f"tl.sum({spread} + {count} * ({mean} - {whole}) * ({mean} - {whole}), 1)[:, None]")
             return name(f"{total} / {self._count(reduction)}"), whole
         return self._extreme_by_parts(kind, source, at, mask)
+
+    def _add_exactly(self, total: str, lost: str, term: str) -> None:
+        """Kahan's sum: what an addition rounds off is taken along, unless it overflows."""
+        body, name = self.body, self.body.name
+        more = name(f"{term} - {lost}")
+        made = name(f"{total} + {more}")
+        off = name(f"({made} - {total}) - {more}")
+        body.add(f"{lost} = tl.where(tl.abs({off}) < float('inf'), {off}, 0.0)")
+        body.add(f"{total} = {made}")
 
     def _extreme_by_parts(self, kind: str, source: Node, at: Place, mask: str) -> tuple[str, ...]:
         body, name = self.body, self.body.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from nightshift.kernels.judge.launch_plan import Plan, PlanError, Pointer, check
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.runners import class_refusal
 from nightshift.kernels.judge.race.gpu_access import Quiet
+from nightshift.kernels.judge.recorded_launches import replayed_probes
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problem import Problem
 from nightshift.kernels.suites.kernelbench import SuiteTask, load_task
@@ -147,8 +149,9 @@ def test_a_task_of_one_size_is_asked_at_that_size_whatever_the_scope(tmp_path: P
     scope = replace(inputs.QUICK_GPU, max_bytes=1 << 10)
     whole = inputs.plan(problem, candidate, b"0" * 16, scope)
     assert {probe.case.sizes["task"] for probe in whole} == {1}
-    sampled = inputs.plan(replace(problem, sampled_rows=64, row_inputs=(0,)), candidate, b"0" * 16, scope)
-    assert {probe.rows for probe in sampled} == {64}
+    large = replace(problem, sampled_rows=64, row_inputs=(0,))
+    replayed = replayed_probes(large, problem.cases[0], random.Random(0), True)
+    assert {probe.rows for probe in (*inputs.plan(large, candidate, b"0" * 16, scope), *replayed)} == {64}
 
 
 def _task(folder: Path) -> SuiteTask:

@@ -144,6 +144,24 @@ def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: Gra
     return Composer(captured(function, inputs), plan).composed("any", Case.of("float32", task=1))
 
 
+def laid(folder: Path, name: str, made: Composition, inputs: list[torch.Tensor]) -> dict[str, str]:
+    """A candidate's file and its inputs', in which what it computes is found after `run`."""
+    path, values = folder / f"{name}.py", folder / f"{name}.pt"
+    path.write_text(made.candidate.source)
+    torch.save(inputs, values)
+    return {str(path): str(values)}
+
+
+def run(folder: Path, order: dict[str, str], script: str = "", interpreted: str = "1") -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS + script + RUNNER], input=json.dumps(order), text=True,
+        capture_output=True, check=False, cwd=Path(__file__).parents[3],
+        env={**os.environ, "TRITON_INTERPRET": interpreted, "OMP_NUM_THREADS": "1",
+             "TRITON_CACHE_DIR": str(folder / "triton")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-3000:]
+
+
 @pytest.mark.full
 def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held whole or in loops, products by torch or of one's own: as near to float64 as eager, some luck apart.
@@ -156,18 +174,9 @@ def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path, monkeypat
         for way, plan in WAYS.items():
             made = composed(function, inputs, plan)
             assert not kind or made.candidate.kind == kind, (name, way, made.calls)
-            path = tmp_path / f"{name}_{way}.py"
-            path.write_text(made.candidate.source)
-            torch.save(inputs, tmp_path / f"{name}_{way}.pt")
-            order[str(path)] = str(tmp_path / f"{name}_{way}.pt")
-    for script, interpreted in ((COMPILER, "0"), ("", "1")):
-        done = subprocess.run(
-            [sys.executable, "-c", IMPORTS + script + RUNNER], input=json.dumps(order), text=True,
-            capture_output=True, check=False, cwd=Path(__file__).parents[3],
-            env={**os.environ, "TRITON_INTERPRET": interpreted, "OMP_NUM_THREADS": "1",
-                 "TRITON_CACHE_DIR": str(tmp_path / "triton")},
-        )  # fmt: skip
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr[-3000:]
+            order |= laid(tmp_path, f"{name}_{way}", made, inputs)
+    run(tmp_path, order, COMPILER, "0")
+    run(tmp_path, order)
     for name, (function, inputs, _) in FUNCTIONS.items():
         eager, truth = function(*inputs), function(*(x.double() for x in inputs))
         eager, truth = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (eager, truth))
@@ -176,6 +185,17 @@ def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path, monkeypat
                 assert (mine.shape, mine.dtype) == (own.shape, own.dtype), (name, way)
                 error, allowed = ((x.double() - true).abs().max().item() for x in (mine, own))
                 assert error <= 4 * allowed + 3e-6 * float(true.abs().max()), (name, way, error, allowed)
+
+
+def test_a_long_sum_loses_nothing_of_what_each_addition_rounds_off(tmp_path: Path) -> None:
+    """A lane that holds 2²⁴ stays there, however often one is added. And what overflows stays what it was."""
+    x = torch.ones(3, 256 * 200)
+    x[:, :256] = 2.0**24
+    x[1, 7], x[2, 300] = math.inf, torch.finfo(x.dtype).max
+    x[2, 256 * 5 + 44] = torch.finfo(x.dtype).max
+    run(tmp_path, laid(tmp_path, "sum", composed(lambda x: x.sum(1), [x], LOOPED), [x]))
+    (made,) = torch.load(tmp_path / "sum.pt")
+    assert made.tolist() == [pytest.approx(256 * (2**24 + 199), abs=1024), math.inf, math.inf]
 
 
 def test_few_numbers_of_the_models_own_are_a_kernels_and_many_are_copied_from_the_host() -> None:

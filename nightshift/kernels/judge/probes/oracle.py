@@ -79,7 +79,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     draws = [(eager, truth), *_further_draws(problem, probe, seed, inputs, truth)]
     if problem.narrow is not None and not probe.backward:
         draws.append((as_outputs(problem.narrow(*inputs)), truth))
-    finite = all(bool(torch.isfinite(x.double()).all()) for x in (*truth, *eager))
+    wide = (x.double() if x.dtype in EIGHT_BITS else x for x in (*truth, *eager))  # not said of these
+    finite = all(bool(torch.isfinite(x).all()) for x in wide)
     return replace(
         found,
         allowances=tuple(_allowance_of([(e[i], t[i]) for e, t in draws], probe.same) for i in range(len(eager))),
