@@ -17,7 +17,19 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks import kernels_any
-from benchmarks.kernels_any import LEVELS, Bench, Driver, Need, Room, Waiting, Worker, is_even, names, shrunken
+from benchmarks.kernels_any import (
+    LEVELS,
+    Bench,
+    Driver,
+    Need,
+    Room,
+    Waiting,
+    Worker,
+    is_even,
+    names,
+    needed,
+    shrunken,
+)
 from nightshift.kernels.judge.race.gpu_access import Quiet
 
 CARD = 19
@@ -30,6 +42,27 @@ with Room(Namespace(lock=sys.argv[1], workers=1, card=19)).of(10 << 30):
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+READS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        steps = [int(x.item()) for x in torch.linspace(1, 3, 3)]
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(1 << 10, 1 << 10) for _ in steps))
+    def forward(self, x):
+        return self.layers(x)
+def get_inputs():
+    return [torch.rand(1 << 10, 1 << 10)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_a_model_needs_is_counted_where_it_reads_numbers_while_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(READS)
+    assert 1 << 30 < needed(tmp_path / "reads.py").load < needed(tmp_path / "reads.py").judge < 8 << 30
 
 
 def room(folder: Path) -> Room:

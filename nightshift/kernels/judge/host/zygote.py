@@ -117,7 +117,8 @@ def _keep(order: Mapping[str, Any], descriptors: list[int], pid_pipe: int, devic
             os.close(descriptor)
         _, ended, used = os.wait4(service, 0)
         _end_descendants()
-        os.write(status, json.dumps({"status": ended, "cpu_s": used.ru_utime + used.ru_stime}).encode())
+        with contextlib.suppress(BrokenPipeError):  # the judge has gone on without it
+            os.write(status, json.dumps({"status": ended, "cpu_s": used.ru_utime + used.ru_stime}).encode())
         code = 0
     except BaseException:  # noqa: BLE001  the keeper's last words, then it ends whatever the error
         traceback.print_exc()
