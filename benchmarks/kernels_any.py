@@ -100,7 +100,7 @@ def needed(path: Path) -> Need:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from nightshift.kernels.problem import as_outputs
-    from nightshift.kernels.suites.kernelbench import SAMPLED_ROWS, WHOLE_BYTES, _module, arguments_of
+    from nightshift.kernels.suites.kernelbench import SAMPLED_ROWS, WHOLE_BYTES, _module, arguments_of, model_of
 
     class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes of the tensors that live at a time, and whether there are convolutions of three dimensions."""
@@ -126,12 +126,7 @@ def needed(path: Path) -> Need:
         module = _module(path)
         with torch.device("meta"), torch.no_grad():
             init, named = arguments_of(module.Model, module.get_init_inputs())
-            try:
-                model = module.Model(*init, **named).eval()
-            except RuntimeError:  # it reads a number out of a tensor
-                with torch.device("cpu"):
-                    model = module.Model(*init, **named).eval()
-                model = model.to("meta")
+            model = model_of(module, init, named, "meta")
             given, by_name = arguments_of(model, module.get_inputs())
             with Meter() as meter:  # type: ignore[no-untyped-call]
                 outputs = as_outputs(model(*given, **by_name))

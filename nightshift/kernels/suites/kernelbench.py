@@ -153,8 +153,7 @@ class _Loaded:
 
 def _loaded(module: ModuleType, device: str) -> _Loaded:
     init, init_named = arguments_of(module.Model, module.get_init_inputs())
-    torch.manual_seed(0)
-    model: torch.nn.Module = module.Model(*init, **init_named).eval().to(device)
+    model = model_of(module, init, init_named, device)
     model.requires_grad_(False)  # what counts operations hooks parameters that a module is given
     _registered(model, device)
     first, by_name = arguments_of(model, module.get_inputs())
@@ -176,6 +175,20 @@ def _loaded(module: ModuleType, device: str) -> _Loaded:
         model = model.to("meta")
     rest = len(sample), forms, state, _elements(made), flops, writes, rows, work_bytes
     return _Loaded(init, init_named, model, named, *rest)
+
+
+def model_of(module: ModuleType, init: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
+    """A task's model in evaluation mode. One that reads numbers out of its tensors while it is made has none on
+    "meta": it is made on a CPU and moved there."""
+    torch.manual_seed(0)
+    try:
+        model: torch.nn.Module = module.Model(*init, **named)
+    except RuntimeError:
+        if device != "meta":
+            raise
+        with torch.device("cpu"):
+            model = module.Model(*init, **named)
+    return model.eval().to(device)
 
 
 def _registered(model: torch.nn.Module, device: str) -> None:
