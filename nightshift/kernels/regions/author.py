@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,7 +33,6 @@ from nightshift.kernels.regions.graph import (
     deep_in_parts,
     depth_last,
     forwarded,
-    held,
     is_forwarded,
 )
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, contiguous, region_of
@@ -459,7 +459,7 @@ class Composer:
         return [f"{name} = torch.ops.{node.target}({', '.join(values)}){laid}"]
 
     def _constant(self, node: Node) -> str:
-        value = held(self.module, node)
+        value: Any = attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
             raise GraphError(f"{node.target}: the model keeps a tensor that is no parameter and no buffer")
         made = f"torch.tensor({value.tolist()!r}, dtype={value.dtype}, device={_device(self.nodes)})"

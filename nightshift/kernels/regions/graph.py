@@ -10,6 +10,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         name = str(node.target)
         if node.op == "get_attr":
             with module.graph.inserting_before(node.next):
-                _as_numbers(module.graph, node, held(module, node))
+                _as_numbers(module.graph, node, attrgetter(name)(module))
         if name == "aten.var_mean.correction":
             with module.graph.inserting_before(node.next):
                 _spread(module.graph, node)
@@ -133,26 +134,20 @@ FEW_CONSTANTS = 64
 """Elements of a tensor that a model makes of its own numbers, at most, that a kernel writes."""
 
 
-def held(module: torch.fx.GraphModule, node: Node) -> Any:
-    """What the module holds, that a node of its graph is."""
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _as_numbers(graph: torch.fx.Graph, node: Node, value: Any) -> None:
     """Kernels hold the numbers themselves: a call that copied them from the host would wait for it. Different ones
     are laid out in memory by a kernel of their own, whatever reads them."""
     if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= FEW_CONSTANTS or value.is_complex():
         return
-    numbers = value.flatten().tolist()
-    made = _full(graph, list(value.shape), numbers[0], value.dtype)
-    if any(repr(n) != repr(numbers[0]) for n in numbers):
-        place = _call(graph, aten.arange.default, len(numbers))
-        made = _full(graph, [len(numbers)], numbers[0], value.dtype)
-        for position, n in enumerate(numbers):
-            made = _chosen(graph, place, position, _full(graph, [], n, value.dtype), made)
+    first, *rest = value.flatten().tolist()
+    others = {i: n for i, n in enumerate(rest, 1) if repr(n) != repr(first)}  # NaN is alike, −0 is not
+    made = _full(graph, list(value.shape), first, value.dtype)
+    if others:
+        place = _call(graph, aten.arange.default, value.numel())
+        made = _full(graph, [value.numel()], first, value.dtype)
+        for i, n in others.items():
+            here = _call(graph, aten.eq.Scalar, place, i)
+            made = _call(graph, aten.where.self, here, _full(graph, [], n, value.dtype), made)
         made = _call(graph, aten.view.default, made, list(value.shape))
         made.meta[LAID] = True
     node.replace_all_uses_with(made)
@@ -162,10 +157,6 @@ def _full(graph: torch.fx.Graph, shape: list[int], value: float, dtype: torch.dt
     made = graph.call_function(aten.full.default, (shape, value), {"dtype": dtype})
     made.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
     return made
-
-
-def _chosen(graph: torch.fx.Graph, place: Node, position: int, here: Node, elsewhere: Node) -> Node:
-    return _call(graph, aten.where.self, _call(graph, aten.eq.Scalar, place, position), here, elsewhere)
 
 
 def _without_bias(graph: torch.fx.Graph, node: Node) -> None:

@@ -517,7 +517,7 @@ def _nested(
 
 
 _STEPS = 64
-"""A lane that adds up more values than this errs by more than torch's own sums, which branch more often."""
+"""Of a lane that adds up more values than this, what each addition rounds off is taken along."""
 
 
 class RegionWriter:
@@ -704,7 +704,7 @@ class RegionWriter:
             text = f"({text} != 0).to(tl.float32)" if kind == "any" else text
             term = f"tl.where({mask}, {text}, {start})"
             if lost:
-                self._add_exactly(total, lost, term)
+                self._add_compensated(total, lost, term)
             else:
                 body.add(f"{total} = {total} {join} {term}")
             body.end()
@@ -729,8 +729,8 @@ class RegionWriter:
             return name(f"{total} / {self._count(reduction)}"), whole
         return self._extreme_by_parts(kind, source, at, mask)
 
-    def _add_exactly(self, total: str, lost: str, term: str) -> None:
-        """Kahan's sum: what an addition rounds off is taken along, unless it overflows."""
+    def _add_compensated(self, total: str, lost: str, term: str) -> None:
+        """Kahan's sum. What overflows has nothing to take along: infinity less itself is NaN."""
         body, name = self.body, self.body.name
         more = name(f"{term} - {lost}")
         made = name(f"{total} + {more}")

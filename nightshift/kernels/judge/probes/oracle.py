@@ -79,7 +79,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     draws = [(eager, truth), *_further_draws(problem, probe, seed, inputs, truth)]
     if problem.narrow is not None and not probe.backward:
         draws.append((as_outputs(problem.narrow(*inputs)), truth))
-    wide = (x.double() if x.dtype in EIGHT_BITS else x for x in (*truth, *eager))  # not said of these
+    wide = (x.double() if x.dtype in EIGHT_BITS else x for x in (*truth, *eager))  # isfinite takes none
     finite = all(bool(torch.isfinite(x).all()) for x in wide)
     return replace(
         found,

@@ -23,8 +23,8 @@ from nightshift.kernels.problem import Case, Inputs, Problem
 # Moving data is no computation: an own kernel may ask torch for it, though no launch plan then holds it.
 _HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones"}
 _MOVES = {"clone", "copy_", "_to_copy", "_reshape_copy"}  # the whole work of an operation that only moves data
-_HELPERS |= {"arange", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "resize_", "set_", "record_stream"}
-_HELPERS |= {"_reshape_copy"}
+_HELPERS |= {"arange", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "resize_", "set_"}
+_HELPERS |= {"record_stream", "_reshape_copy"}
 
 _DRAWS = ("state of torch's generator", "torch's generator")
 """What a candidate for a problem with a random answer may change."""
