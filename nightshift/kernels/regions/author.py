@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -183,6 +184,8 @@ _SHAPES = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze"})
 """Views of another shape and the same order of elements."""
 _ALIKE = 8
 """Parts of one tensor, of one shape, that are read where they lie."""
+_LAUNCH_BYTES = 4 << 20
+"""What memory moves while one more kernel is launched."""
 _SMALL = 4096
 """Elements of a tensor that the graph holds as a constant, at most."""
 
@@ -281,9 +284,7 @@ class Composer:
             before = len(self.in_memory), len(self.calls)
             for node in sorted(self.in_memory, key=self.order.__getitem__):
                 self._make(node)
-            shared = self._shared()
-            for node in shared:
-                self.in_memory[node] = None
+            self.in_memory |= dict.fromkeys([*self._shared(), *self._reread()])
             if (len(self.in_memory), len(self.calls)) == before:
                 return
             self.kernels.clear()
@@ -371,6 +372,34 @@ class Composer:
                 count[node] = count.get(node, 0) + 1
         return [node for node, times in count.items() if times > 1 and isinstance(node.meta["val"], torch.Tensor)
                 and node not in self.in_memory]  # fmt: skip
+
+    def _reread(self) -> list[Node]:
+        """Pointwise values that several kernels would make of more memory than it takes to make them once and read
+        them: a sum that a network's blocks add to would be read from all its parts, ever more of them."""
+        count = Counter(node for target in self.kernels for node in self._below(target, ())[0])
+        chosen: dict[Node, None] = {}
+        for node in self.nodes:
+            many = count[node] > 1 and sum(user in self.alive for user in node.users) > 1
+            if not many or kind_of(node) != "point":
+                continue
+            size = math.prod(shape_of(node))
+            leaves = self._below(node, chosen)[1]
+            read = sum(min(size, math.prod(shape_of(x))) * dtype_of(x).itemsize for x in leaves)
+            if (count[node] - 1) * read - (count[node] + 1) * size * dtype_of(node).itemsize > _LAUNCH_BYTES:
+                chosen[node] = None
+        return list(chosen)
+
+    def _below(self, target: Node, chosen: Collection[Node]) -> tuple[set[Node], set[Node]]:
+        """What a target is made of within its kernel, and what that reads in memory."""
+        within, read, left = set[Node](), set[Node](), list(target.all_input_nodes)
+        while left:
+            node = left.pop()
+            if node in self.in_memory or node in chosen:
+                read.add(node)
+            elif node not in within:
+                within.add(node)
+                left += node.all_input_nodes
+        return within, {node for node in read if is_tensor(node)}
 
     # Text ---------------------------------------------------------------------------------------------------------
 

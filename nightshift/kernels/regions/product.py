@@ -20,6 +20,8 @@ from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_
 PRODUCTS = frozenset({"mm", "addmm", "bmm"})
 _BAND = 8
 """Tiles of rows that neighbouring programs share columns over, for L2's sake."""
+_FLOAT_BYTES, _IN_FLIGHT_BYTES = 4, 192 << 10
+"""What a loop's loads may take of an H100's 227 KiB of shared memory: layouts are changed in the rest."""
 
 
 _ROUNDED = """@triton.jit
@@ -299,14 +301,25 @@ class _Product:
             body.add(f"kam = ka < {depth}")
             body.add(f"kbm = kb < {depth}")
             body.mask = " ".join([*masks, "kam", "kbm"])
+        begun = len(body.lines)
         a = body.value(left, (*outer, rows, Coordinate(merged([Digit("ka", 1, depth)]))))
+        between = len(body.lines)
         b = body.value(right, (*outer, Coordinate(merged([Digit("kb", 1, depth)])), columns))
+        read = {left: self._tiles(body.lines[begun:between], {"ma", "ka"}) * plan.rows,
+                right: self._tiles(body.lines[between:], {"kb", "nb"}) * plan.columns}  # fmt: skip
+        if sum(read.values()) * plan.depth * _FLOAT_BYTES * (plan.stages - 1) > _IN_FLIGHT_BYTES:
+            raise Cut(max(read, key=read.__getitem__), "read from more tiles than shared memory holds")
         if depth % plan.depth and left not in body.resident:  # an operator may make something of the zeros read
             a = body.name(f"tl.where(kam, {a}, 0.0)")
         a, b = self._spread(a, "BM, BK", {"ma", "ka"}), self._spread(b, "BK, BN", {"kb", "nb"})
         self._dot(a, b)
         body.end()
         body.mask = " ".join(masks)
+
+    def _tiles(self, lines: Sequence[str], along: set[str]) -> int:
+        """How many whole tiles these lines read."""
+        names = (line.split()[0] for line in lines if "tl.load(" in line)
+        return sum(along <= self.body.along.get(name, set()) for name in names)
 
     def _spread(self, operand: str, tile: str, along: set[str]) -> str:
         """An operand for a whole tile, also where it is one row, one column or one number for all of it."""

@@ -245,6 +245,33 @@ def test_a_product_of_few_tiles_is_torchs_call_and_its_operands_are_not_copied()
         assert composed(torch.mm, shapes, plan).kernels == kernels
 
 
+def test_what_blocks_add_to_is_made_once_and_not_of_all_its_parts_in_each_of_them() -> None:
+    """A network's residual sum: each block reads it twice, and a kernel that sums all blocks before it reads more
+    the deeper it lies."""
+
+    def network(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = x + F.layer_norm(torch.relu(x) @ w, (512,))
+        return x
+
+    def pointers(rows: int) -> list[int]:
+        made = composed(network, drawn((rows, 512), *[(512, 512)] * 8), HELD).candidate.source
+        return [len(line.split(",")) for line in made.splitlines() if line.startswith("def kernel")]
+
+    assert max(pointers(8192)) <= 8
+    assert max(pointers(16)) == 12, "of little memory, a launch costs more than what is read again"
+
+
+def test_a_product_of_more_tiles_than_shared_memory_holds_reads_its_operand_from_memory() -> None:
+    def function(w: torch.Tensor, *terms: torch.Tensor) -> torch.Tensor:
+        return torch.stack(terms).sum(0) @ w if len(terms) > 9 else sum(terms[1:], terms[0]) @ w
+
+    plan = replace(LOOPED, product=ProductSchedule(128, 128, 32))
+    for count, kernels in ((5, 1), (6, 2)):
+        shapes = [(128, 32), *[(256, 128)] * count]
+        assert composed(function, drawn(*shapes), plan).kernels == kernels, count
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_a_place_stays_exact_through_any_chain_of_views(seed: int) -> None:
     rng = random.Random(seed)
