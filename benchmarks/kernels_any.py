@@ -98,9 +98,16 @@ def needed(path: Path) -> Need:
     """Counted on tensors without memory; all there is where that cannot be."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
 
     from nightshift.kernels.problem import as_outputs
-    from nightshift.kernels.suites.kernelbench import SAMPLED_ROWS, WHOLE_BYTES, _module, arguments_of, model_of
+    from nightshift.kernels.suites.kernelbench import (
+        _module,
+        arguments_of,
+        convolved,
+        model_of,
+        rows_compared,
+    )
 
     class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes of the tensors that live at a time, and whether there are convolutions of three dimensions."""
@@ -128,7 +135,7 @@ def needed(path: Path) -> Need:
             init, named = arguments_of(module.Model, module.get_init_inputs())
             model = model_of(module, init, named, "meta")
             given, by_name = arguments_of(model, module.get_inputs())
-            with Meter() as meter:  # type: ignore[no-untyped-call]
+            with FlopCounterMode(display=False) as flops, Meter() as meter:  # type: ignore[no-untyped-call]
                 outputs = as_outputs(model(*given, **by_name))
     except (Exception, SystemExit):  # noqa: BLE001  loading the task reports what its file raises
         return Need()
@@ -136,9 +143,10 @@ def needed(path: Path) -> Need:
     taken = sum(x.nbytes for x in held if isinstance(x, torch.Tensor))
     made, work = sum(x.nbytes for x in outputs), meter.most + (_DEEP_BYTES if meter.deep else _WORK_BYTES)
     rows = min((len(x) if x.dim() else 0 for x in outputs), default=0)
-    sampled = 2 * (taken + made) > WHOLE_BYTES and rows >= 2 * SAMPLED_ROWS
-    # the float64 truth of a call, and what compares two outputs with it by parts
-    oracle = (1 << 30) if sampled else 2 * taken + 3 * work + 3 * made + (3 << 30)
+    sampled = rows_compared(rows, 2 * (taken + made), convolved(flops.get_flop_counts().get("Global", {})))
+    # the float64 truth of a call, and what compares two outputs with it by parts; both ends are among the rows
+    share = (sampled + 2) / rows if sampled else 1.0
+    oracle = int(share * (2 * taken + 3 * work + 3 * made + (2 << 30))) + (1 << 30)
     beside = taken + max(3 * made, min(32 * made, 5 << 30)) + work
     examined = 4 * taken + 3 * made + max(oracle, beside)
     raced = 6 * taken + min(taken, 1 << 30) + 4 * made + max(oracle, 2 * work)
@@ -521,8 +529,8 @@ def _is_enough(found: dict[str, Any], floor_us: float) -> bool:
     return bool(min(x["low"] for x in speed) > FASTER) or floor_us >= _ROOF_SHARE * min(x["us"] for x in speed)
 
 
-CAPABILITY = 90
-"""An H100's."""
+CAPABILITY, SHARED_BYTES = 90, 227 << 10
+"""An H100's; the shared memory of a block."""
 
 
 def compiled(author: Any, task: Any) -> dict[str, Any]:
@@ -536,6 +544,8 @@ def compiled(author: Any, task: Any) -> dict[str, Any]:
     def told(name: str, made: Any) -> None:
         if isinstance(made, Exception):
             refused.append(f"{name}: {type(made).__name__}: {made}"[:300])
+        elif made.metadata.shared > SHARED_BYTES:
+            refused.append(f"{name}: {made.metadata.shared} bytes of shared memory, of {SHARED_BYTES}")
         else:
             found[made.hash] = made.metadata.shared
 

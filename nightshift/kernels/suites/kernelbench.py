@@ -25,12 +25,14 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from nightshift.kernels.candidate import Candidate, Language
@@ -81,7 +83,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = 
     model, named, count, writes, state = loaded.model, loaded.named, loaded.inputs, loaded.writes, loaded.state
     names, learned = tuple(state), frozenset(name for name, _ in model.named_parameters())
     terms = max((x.numel() // max(1, len(x)) for x in state.values() if x.dim() > 1), default=1)
-    moved = _elements(loaded.forms) + loaded.made
+    floats, other_bytes = loaded.moved
     kept = functools.cache(lambda: _State.of(state.values()))  # a task on "meta" has no values
 
     def reference(*arguments: Any) -> Any:
@@ -110,13 +112,13 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = 
         make_inputs=make_inputs,
         cases=tuple(Case.of(dtype, task=1) for dtype in dtypes),
         axes=(Axis("task", (1,), 1, 1),),
-        compulsory_bytes=lambda case: moved * case.element_bytes,
+        compulsory_bytes=lambda case: floats * case.element_bytes + other_bytes,
         flops=lambda case: max(loaded.flops, loaded.made),
         dtypes=dtypes,
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
         rules=(Rule("integers", whole),),
         row_inputs=loaded.rows,
-        sampled_rows=SAMPLED_ROWS if loaded.rows else 0,
+        sampled_rows=loaded.sampled if loaded.rows else 0,
     )
     source = path.read_text(errors="replace")
     by_mode = any(map(_has_modes, model.modules()))
@@ -134,8 +136,9 @@ def _has_modes(module: torch.nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A task's model, and what a look at one call has told. made: elements of the outputs. work_bytes: what a call
-    takes of a GPU beside its inputs."""
+    """A task's model, and what a look at one call has told. made: elements of the outputs; moved: what a call reads
+    and writes, floating-point elements and the bytes of the rest; rows: inputs that have one for each row of the
+    outputs, of which `sampled` are compared; work_bytes: what a call takes of a GPU beside its inputs."""
 
     init: tuple[Any, ...]
     init_named: Mapping[str, Any]
@@ -145,9 +148,11 @@ class _Loaded:
     forms: Inputs
     state: Mapping[str, torch.Tensor]
     made: int
+    moved: tuple[int, int]
     flops: int
     writes: bool
     rows: tuple[int, ...]
+    sampled: int
     work_bytes: int
 
 
@@ -161,20 +166,27 @@ def _loaded(module: ModuleType, device: str) -> _Loaded:
     _hold_to_memory(sample, device)
     if device == "meta":
         given, by_name = _parted(sample, tuple(by_name))
-        made, flops, writes, work_bytes = as_outputs(model(*given, **by_name)), 0, False, 0
+        with _Reading([*sample, *model.parameters(), *model.buffers()]) as reading:
+            made = as_outputs(model(*given, **by_name))
+        look = _Look(made, reading.told())
     else:
-        made, flops, writes, work_bytes = _looked_at(module, model, sample, named)
+        look = _looked_at(module, model, sample, named)
+    made, flops = look.made, look.flops
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = (*sample, *(tensor.detach() for tensor in state.values()))
     elements = _elements(values) + _elements(made)
-    large = device != "meta" and 8 * elements > WHOLE_BYTES
-    rows = _rows_apart(model, sample, named, made) if large else ()
+    count = min((len(x) if x.dim() else 0 for x in made), default=0)
+    sampled = rows_compared(count, 8 * elements, convolved(flops)) if device != "meta" else 0
+    rows = _rows_apart(model, sample, named, made) if sampled else ()
     forms = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values)
     if device.startswith("cuda"):  # only its code is needed from here on, and a suite's models would fill a GPU
         state = {name: x.detach().cpu() for name, x in state.items()}
         model = model.to("meta")
-    rest = len(sample), forms, state, _elements(made), flops, writes, rows, work_bytes
-    return _Loaded(init, init_named, model, named, *rest)
+    floats, other_bytes = look.read
+    floats += _elements([x for x in made if x.is_floating_point()])
+    moved = floats, other_bytes + sum(x.nbytes for x in made if not x.is_floating_point())
+    rest = len(sample), forms, state, _elements(made), moved, sum(flops.values()), look.writes, rows, sampled
+    return _Loaded(init, init_named, model, named, *rest, look.work_bytes)
 
 
 def model_of(module: ModuleType, init: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
@@ -200,9 +212,10 @@ def _registered(model: torch.nn.Module, device: str) -> None:
                 module.register_buffer(name, value.detach().to(device), persistent=False)
 
 
-WHOLE_BYTES, SAMPLED_ROWS = 8 << 30, 64
-"""A task of more than so many bytes in float64 is compared on so many rows, where its rows are computed apart: the
-judge holds up to seven times as many bytes while it compares the whole."""
+WHOLE_BYTES, WHOLE_FLOPS, SAMPLED_ROWS = 8 << 30, 1 << 37, 64
+"""A task of more bytes than this in float64, or of more FLOPs in convolutions, which tensor cores do not compute in
+float64, is compared on some of its rows, where they are computed apart: the judge holds up to seven times as many
+bytes while it compares the whole, and asks for the float64 value dozens of times."""
 MEMORY_SHARE = 0.6
 """Of a device's memory: inputs and outputs of more are refused, for a candidate needs as much again beside."""
 
@@ -221,6 +234,20 @@ def _hold_to_memory(values: Sequence[Any], device: str) -> None:
         raise ProblemError(f"{text} {limit / 2**30:.1f} GiB: nothing is judged of it here")
 
 
+def rows_compared(count: int, size_bytes: int, flops: float) -> int:
+    """Of so many rows: as many as keep within both bounds, from two to SAMPLED_ROWS and at most half of them; 0
+    where all are compared."""
+    share = min(WHOLE_BYTES / max(1, size_bytes), WHOLE_FLOPS / max(1.0, flops))
+    if share >= 1 or count < 4:
+        return 0
+    return max(2, min(SAMPLED_ROWS, count // 2, int(count * share)))
+
+
+def convolved(flops: Mapping[Any, int]) -> int:
+    """Those of convolutions, among the FLOPs of each operator."""
+    return sum(number for operator, number in flops.items() if "convolution" in str(operator))
+
+
 def _rows_apart(
     model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str], made: Outputs
 ) -> tuple[int, ...]:
@@ -230,7 +257,7 @@ def _rows_apart(
     places = tuple(
         i for i, x in enumerate(sample) if isinstance(x, torch.Tensor) and x.dim() and {x.shape[0]} == count
     )
-    if len(count) != 1 or not places or max(count) < 2 * SAMPLED_ROWS:
+    if len(count) != 1 or not places:
         return ()
     chosen = torch.tensor([0, max(count) // 3, max(count) - 1], device=made[0].device)
     few = [x.index_select(0, chosen) if i in places else x for i, x in enumerate(sample)]
@@ -499,13 +526,20 @@ def _copies(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in values)
 
 
-def _looked_at(
-    module: ModuleType, model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str]
-) -> tuple[Outputs, int, bool, int]:
-    """The model's outputs, its FLOPs, whether it writes to its inputs, and the bytes of a GPU that a call takes.
+@dataclass(frozen=True)
+class _Look:
+    """A model's outputs, what of its inputs and state a call reads (floating-point elements, bytes of others), the
+    FLOPs of each operator, whether it writes to its inputs, and the bytes of a GPU that it takes beside them."""
 
-    Raises ProblemError where no oracle can be made of it.
-    """
+    made: Outputs
+    read: tuple[int, int]
+    flops: Mapping[Any, int] = field(default_factory=dict)
+    writes: bool = False
+    work_bytes: int = 0
+
+
+def _looked_at(module: ModuleType, model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str]) -> _Look:
+    """Of calls on values of two seeds. Raises ProblemError where no oracle can be made of the model."""
     _check_inputs(sample)
 
     def called(inputs: Sequence[Any], buffers: Mapping[str, torch.Tensor]) -> Outputs:
@@ -526,13 +560,15 @@ def _looked_at(
     for i, out in enumerate(made):
         if out.is_complex():
             raise ProblemError(f"output {i} is complex ({out.dtype}); real ones can be judged")
-    with FlopCounterMode(display=False) as counter:
+    reading = _Reading([*before, *model.parameters(), *third.values()])
+    with FlopCounterMode(display=False) as counter, reading:
         again = called(before, third)
     if not all(map(_alike, made, again)):
         raise ProblemError("two calls on the same inputs differ: a random model has no oracle")
     if [x.shape for x in made] != forms:
         raise ProblemError("the outputs' shapes depend on the inputs' values")
-    return made, int(counter.get_total_flops()), writes, meter.work_bytes
+    flops = counter.get_flop_counts().get("Global", {})
+    return _Look(made, reading.told(), flops, writes, meter.work_bytes)
 
 
 def _check_inputs(sample: Sequence[Any]) -> None:
@@ -570,6 +606,44 @@ def _chance() -> list[torch.Tensor]:
     """The states of torch's generators."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
+
+
+class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What operators read of these tensors while it is open, each place once. What is looked up by an index in a
+    table is not known: nothing of the table is counted."""
+
+    TABLES = frozenset({"embedding", "_embedding_bag", "index", "index_select", "gather", "take"})
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tensors = [x for x in tensors if isinstance(x, torch.Tensor) and _place(x)]
+        self._parts: dict[int, dict[tuple[Any, ...], int]] = {_place(x): {} for x in self._tensors}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returns = function._schema.returns
+        if not (returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write):
+            skipped = 1 if function._schema.name.removeprefix("aten::") in self.TABLES else 0
+            for x in tree_leaves((args[skipped:], kwargs)):
+                parts = self._parts.get(_place(x)) if isinstance(x, torch.Tensor) else None
+                if parts is not None:
+                    size = math.prod(n for n, step in zip(x.shape, x.stride(), strict=True) if step)
+                    parts[x.storage_offset(), x.shape, x.stride()] = size if x.numel() else 0
+        return function(*args, **(kwargs or {}))
+
+    def told(self) -> tuple[int, int]:
+        """Floating-point elements, and the bytes of other tensors."""
+        whole = {_place(x): x for x in self._tensors}
+        floats = other_bytes = 0
+        for place, parts in self._parts.items():
+            size = min(sum(parts.values()), whole[place].numel())
+            floats += size if whole[place].is_floating_point() else 0
+            other_bytes += 0 if whole[place].is_floating_point() else size * whole[place].itemsize
+        return floats, other_bytes
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Which storage it lies in, also on "meta"; 0 where it has none, as a sparse one."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
 class _Meter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 from nightshift.kernels import interface
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.judge.probes.inputs import CPU
+from nightshift.kernels.judge.probes import oracle
+from nightshift.kernels.judge.probes.inputs import CPU, Probe
 from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import ProblemError
+from nightshift.kernels.suites import kernelbench
 from nightshift.kernels.suites.kernelbench import candidate_of, fast_p, load_suite, load_task, scores
 
 SUITE = Path(__file__).parents[1] / "kernelbench"
@@ -139,3 +142,61 @@ def test_the_verbs_reach_the_judge(judge: Judge) -> None:
     timed = interface.benchmark(judge, made, problem, interface._SMOKE)
     assert timed.reason is Reason.passed
     assert timed.comparisons == ()
+
+
+FEW_ROWS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.unused = torch.nn.Embedding(50, 4), torch.nn.Linear(4, 4)
+    def forward(self, x, mask, index):
+        return (x[:, :16] * mask).mean(1) + self.table(index).sum(1)
+def get_inputs():
+    return [torch.rand(8, 32), torch.rand(8, 16) > 0.5, torch.randint(0, 50, (8,))]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_large_task_of_few_rows_is_compared_on_some_of_them(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its outputs are few, and eager's error on them is luck: further draws tell it, of rows as well."""
+    (tmp_path / "few.py").write_text(FEW_ROWS)
+    assert load_task(tmp_path / "few.py").problem.sampled_rows == 0
+    monkeypatch.setattr(kernelbench, "WHOLE_BYTES", 2000)
+    task = load_task(tmp_path / "few.py")
+    assert (task.problem.sampled_rows, task.problem.row_inputs) == (3, (0, 1, 2))
+    drawn = list[str]()
+    inputs = task.problem.make_inputs
+    counted = replace(task.problem, make_inputs=lambda c, d: (drawn.append(d.distribution), inputs(c, d))[1])
+    case, probe = counted.cases[0], Probe("accuracy", counted.cases[0], "normal", (1,), rows=3)
+    found = oracle.expected(counted, probe, 1, counted.inputs(case, "normal", 1, "cpu"))
+    assert [x.shape[0] for x in found.truth] == [found.rows.numel()] if found.rows is not None else []
+    assert len(drawn) == oracle.POOL_DRAWS
+    source = FEW_ROWS.replace("class Model(", "class ModelNew(")
+    for wrong, refused in (("", False), (" + (torch.arange(8) == 5) * 1e-3", True)):
+        text = source.replace("self.table(index).sum(1)", f"self.table(index).sum(1){wrong}")
+        made = candidate_of(task, text.partition("def get_inputs")[0], "python", "library")
+        assert interface.verify(judge, made, task.problem, CPU).refused is refused
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "flops", "rows"),
+    [(8, 1 << 33, 0, 0), (8, 1 << 34, 0, 4), (16, 1 << 36, 0, 2), (1 << 15, 1 << 35, 0, 64), (3, 1 << 40, 0, 0),
+     (16, 0, 1 << 37, 0), (16, 0, 1 << 39, 4), (64, 1 << 34, 1 << 40, 8)],
+)  # fmt: skip
+def test_as_many_rows_are_compared_as_keep_within_both_bounds(count: int, size: int, flops: int, rows: int) -> None:
+    assert kernelbench.rows_compared(count, size, flops) == rows
+
+
+def test_what_a_call_reads_is_counted_in_its_own_bytes_and_once(tmp_path: Path) -> None:
+    """No kernel is too fast for a floor of parameters that nothing uses, tables of which it reads a few rows, parts
+    that are sliced off, or booleans counted as four bytes each."""
+    (tmp_path / "few.py").write_text(FEW_ROWS)
+    problem = load_task(tmp_path / "few.py").problem
+    read, mask, index, written = 4 * 8 * 16, 8 * 16, 8 * 8, 4 * 8
+    assert problem.compulsory_bytes(problem.cases[0]) == read + mask + index + written
+    on_meta = load_task(tmp_path / "few.py", device="meta").problem
+    assert on_meta.compulsory_bytes(problem.cases[0]) == problem.compulsory_bytes(problem.cases[0])

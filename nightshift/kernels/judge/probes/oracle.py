@@ -98,13 +98,16 @@ def _further_draws(
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     vector = _POOL_VECTOR[device.type]
     few = (vector, vector if probe.distribution == ONE_VALUE else POOL_ELEMENTS)
-    if probe.rows or not any(t.numel() <= few[t.dim() > 1] for t in truth):
+    huge = probe.rows and not problem.sampled_rows  # each would draw inputs of many GiB more
+    if huge or not any(t.numel() <= few[t.dim() > 1] for t in truth):
         return
     for i in range(1, POOL_DRAWS):
         other = mix(seed, i, 0x9001)
         made = problem.inputs(probe.case, probe.distribution, other, device)
         # every other one: where inputs are one tensor, eager may cancel to the last bit by its order alone
         again = laid_out(made_one(made) if probe.same and i % 2 else made, probe.case.layout)
+        if probe.rows:
+            again, _ = _sample(problem, probe, other, again)
         truth_again, eager_again = _pair(problem, probe, other, again)
         yield eager_again, truth_again
 

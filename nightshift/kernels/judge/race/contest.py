@@ -34,6 +34,8 @@ from nightshift.kernels.problem import Case, Problem
 CHAINED, CHAINED_STEP_S = 1.3, 4e-6
 _LONGER = 4
 """Times as many slow calls in the chain that decides, where a short one contradicts the events."""
+_SLOPE_S = 0.12
+"""Of a run's calls, of which the judge's clock asks 27 times: a deep convolution takes 50 ms a call."""
 _COPIED_BYTES = 1 << 30
 """Inputs of fewer bytes are copied for baselines; larger ones they share with the judge."""
 
@@ -181,7 +183,8 @@ class Race:
                 chained_s = self.candidate.chained(_LONGER * order, candidate_s)
             told_s = chained_s
         else:
-            order = [self.rng.randrange(slots) for _ in range(30)]
+            calls = min(30, max(3, int(_SLOPE_S / max(candidate_s, 1e-9))))
+            order = [self.rng.randrange(slots) for _ in range(calls)]
             told_s = min(self.candidate.slope(order) for _ in range(3))
             limit_s = 2.0 * candidate_s + 40e-6 * steps
         if told_s > limit_s:
