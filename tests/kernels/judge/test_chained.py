@@ -112,6 +112,14 @@ def test_what_cannot_be_captured_is_held_to_launches_from_python() -> None:
         clocks(10e-6, 90e-6, captures=False)
 
 
+def test_slow_calls_are_launched_from_python_a_few_times() -> None:
+    """A deep convolution's 50 ms, 810 times, would hold the GPU for 40 s."""
+    _, track = clocks(50e-3, 50e-3, captures=False)
+    assert track.process.now_s < 6.0
+    with pytest.raises(Refusal, match="events say"):
+        clocks(50e-3, 120e-3, captures=False)
+
+
 def test_a_search_does_not_pay_for_chains() -> None:
     """Its races certify nothing, and thousands of them are run."""
     found, track = clocks(10e-6, 20e-6, blends=False)

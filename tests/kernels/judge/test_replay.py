@@ -14,7 +14,7 @@ from nightshift.kernels.judge import cuda
 from nightshift.kernels.judge.host import replay
 from nightshift.kernels.judge.host.replay import Replayer, timed
 from nightshift.kernels.judge.launch_plan import Plan
-from nightshift.kernels.judge.probes.blend import PLAIN, blended
+from nightshift.kernels.judge.probes.blend import PLAIN, SMALL, blended
 from nightshift.kernels.judge.race.contestants import Replayed
 
 
@@ -124,9 +124,15 @@ def test_a_blend_takes_each_element_from_one_of_two_and_about_half_from_each(see
 
 
 def test_two_inputs_of_a_call_are_blended_by_coins_of_their_own() -> None:
-    zeros, ones = torch.zeros(1000), torch.ones(1000)
-    left, right = blended((zeros, zeros), (ones, ones), 5)
+    """Small ones from one draw, a large one from its own; in any order of memory."""
+    forms = [(1000,), (1000,), (0,), (2, SMALL), (50, 20)]
+    zeros, ones = ([fill(form).t() if form == (50, 20) else fill(form) for form in forms]
+                   for fill in (torch.zeros, torch.ones))  # fmt: skip
+    left, right, _, large, turned = blended(zeros, ones, 5)
     assert not torch.equal(left, right)
+    assert not torch.equal(left, turned.reshape(-1))
+    assert turned.is_contiguous()
+    assert all(0.45 < float(x.mean()) < 0.55 for x in (left, right, large, turned))
 
 
 def _seconds(gpu: _Queue, hosts_us: list[float], tries: int = 1) -> list[float]:

@@ -20,7 +20,7 @@ import torch
 from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host.channel import Channel
 from nightshift.kernels.judge.host.interference import load_beside
-from nightshift.kernels.judge.probes.blend import blend_into
+from nightshift.kernels.judge.probes.blend import blend_each
 from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View, flat_cuda
 
 _IDLE_S = 3600.0
@@ -227,9 +227,7 @@ class Replayer:
         self._give_back()
         inputs, outputs = self._tensors[slot]
         first, second = self._values[slot], self._values[(slot + 1) % len(self._values)]
-        for position, (target, one, other) in enumerate(zip(inputs, first, second, strict=True)):
-            if target is not None and one is not None and other is not None:
-                blend_into(target, one, other, seed, position)
+        blend_each(inputs, first, second, seed)
         for tensor in self._scratch:
             tensor.fill_(_POISON)
         for tensor in outputs:

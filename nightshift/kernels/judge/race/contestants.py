@@ -20,7 +20,7 @@ import torch
 
 from nightshift.kernels.judge.host.replay import TRIES, timed
 from nightshift.kernels.judge.launch_plan import Plan
-from nightshift.kernels.judge.probes.blend import PART, PLAIN, blend_into
+from nightshift.kernels.judge.probes.blend import PART, PLAIN, blend_each, blend_into
 from nightshift.kernels.judge.race.track import Track
 from nightshift.kernels.problem import Inputs, Problem
 
@@ -52,13 +52,23 @@ class Stir:
     rooms: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, first: Inputs, second: Inputs, seed: int) -> None:
-        for position, (x, y) in enumerate(zip(first, second, strict=True)):
-            if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-                for one, other in zip(*(torch.split(v.reshape(-1), PART) for v in (x, y)), strict=True):
-                    key = position, one.shape, x.dtype
-                    if key not in self.rooms:
-                        self.rooms[key] = torch.empty_like(one)
-                    blend_into(self.rooms[key], one, other, seed if self.blends else PLAIN, position)
+        seed = seed if self.blends else PLAIN
+        rooms: list[torch.Tensor | None] = [None] * len(first)
+        pairs = [(i, x, y) for i, (x, y) in enumerate(zip(first, second, strict=True))
+                 if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)]  # fmt: skip
+        for i, x, _ in pairs:
+            rooms[i] = self._room(i, x) if x.numel() <= PART else None
+        blend_each(rooms, first, second, seed)
+        for i, x, y in pairs:
+            for one, other in zip(*(torch.split(v.reshape(-1), PART) for v in (x, y)), strict=True):
+                if rooms[i] is None:
+                    blend_into(self._room(i, one), one, other, seed, i)
+
+    def _room(self, position: int, like: torch.Tensor) -> torch.Tensor:
+        key = position, like.shape, like.dtype
+        if key not in self.rooms:
+            self.rooms[key] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return self.rooms[key]
 
 
 @dataclass

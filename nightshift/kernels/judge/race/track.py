@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nightshift.kernels.judge.host.process import Process, order_inputs
-from nightshift.kernels.judge.probes.blend import PLAIN, blended
+from nightshift.kernels.judge.probes.blend import PLAIN, blend_each, blended
 from nightshift.kernels.judge.probes.buffers import View, give_back
 from nightshift.kernels.judge.probes.correctness import Expected, compare
 from nightshift.kernels.judge.probes.examine import contiguous
@@ -161,9 +161,9 @@ class Track:
         slot, before = self.slots[number], self.slots[number - 1]
         slot.seed = seed
         slot.values = self.truths.inputs(self.problem, self.case, seed, self.device)
-        self._fill(slot, slot.values, PLAIN)
+        self._fill(number, PLAIN)
         if before.blend != PLAIN:  # a blend with the values that are gone: nothing could be held against it
-            self._fill(before, before.values, PLAIN)
+            self._fill(number - 1, PLAIN)
         _settle(self.device)
         if self.kept:
             self.process.request({"op": "keep", "slot": number}, self.process.limits.call_s, stage="timing")
@@ -171,21 +171,20 @@ class Track:
     def blend(self, numbers: Iterable[int], rng: random.Random) -> None:
         """Give slots values that no earlier call has seen, from here (tier B; a replay does it between calls)."""
         for number in set(numbers):
-            slot, seed = self.slots[number], rng.getrandbits(62) + 1
-            self._fill(slot, blended(slot.values, self.beside(number).values, seed), seed)
+            self._fill(number, rng.getrandbits(62) + 1)
         _settle(self.device)
 
     def beside(self, number: int) -> Slot:
         """The slot that a slot's values are blended with."""
         return self.slots[(number + 1) % len(self.slots)]
 
-    def _fill(self, slot: Slot, values: Inputs, seed: int) -> None:
+    def _fill(self, number: int, seed: int) -> None:
+        slot, payload = self.slots[number], self.process.lender.payload
         slot.blend = seed
-        for view, value in zip(slot.inputs, values, strict=True):
-            if isinstance(view, View) and isinstance(value, torch.Tensor):
-                view.of(self.process.lender.payload(view.index)).copy_(value)
+        lent = [view.of(payload(view.index)) if isinstance(view, View) else None for view in slot.inputs]
+        blend_each(lent, slot.values, self.beside(number).values if seed != PLAIN else slot.values, seed)
         for view in slot.outputs:
-            self.process.lender.payload(view.index).fill_(0xFF)
+            payload(view.index).fill_(0xFF)
 
     def outputs(self, number: int) -> Outputs:
         slot = self.slots[number]
