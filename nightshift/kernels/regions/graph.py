@@ -113,7 +113,9 @@ def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 node.replace_all_uses_with(_times_vector(module.graph, node.args[0], node.args[1], keep=True))
             elif name in ("aten.mm.default", "aten.bmm.default") and node.args[0].meta["val"].shape[-1] == 1:
                 node.replace_all_uses_with(_call(module.graph, aten.mul.Tensor, *node.args))
-            elif name.startswith(tuple(f"aten.{word}." for word in _STEPWISE)):
+            elif name == "aten.cat.default" and (made := _begun_later(module.graph, node)) is not None:
+                node.replace_all_uses_with(made)
+            elif _is_any(node, _STEPWISE):
                 made = _reduced(module.graph, node)
                 if made is not node:
                     node.replace_all_uses_with(made)
@@ -157,6 +159,29 @@ def _full(graph: torch.fx.Graph, shape: list[int], value: float, dtype: torch.dt
     made = graph.call_function(aten.full.default, (shape, value), {"dtype": dtype})
     made.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
     return made
+
+
+def _is_any(node: Any, operators: Sequence[str]) -> bool:
+    return str(node.target).startswith(tuple(f"aten.{word}." for word in operators))
+
+
+def _begun_later(graph: torch.fx.Graph, node: Any) -> Node | None:
+    """A scan behind what it begins with (an exclusive one) as the scan of that with its source: no value is copied
+    to its place. None where a node is none."""
+    parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+    first, scan = parts if len(parts) == 2 else (node, node)
+    neutral = {"aten.cumsum.default": 0, "aten.cumprod.default": 1}.get(str(scan.target))
+    rank = node.meta["val"].dim()
+    if neutral is None or scan.kwargs or len(scan.users) > 1 or (int(dim) - int(scan.args[1])) % rank:
+        return None
+    while _is_any(first, ("view", "unsqueeze", "squeeze", "expand", "slice", "select", "permute")):
+        first = first.args[0]
+    zero, one = (_is_any(first, words) for words in (("zeros", "zeros_like"), ("ones", "ones_like")))
+    number = first.args[1] if _is_any(first, ("full", "full_like")) else 0 if zero else 1 if one else None
+    if number != neutral or scan.args[0].meta["val"].dtype != scan.meta["val"].dtype:
+        return None
+    joined = _call(graph, aten.cat.default, [parts[0], scan.args[0]], dim)
+    return _call(graph, scan.target, joined, dim)
 
 
 def _without_bias(graph: torch.fx.Graph, node: Node) -> None:

@@ -334,12 +334,14 @@ def literal(value: object) -> str:
 
 @dataclass(frozen=True)
 class Region:
-    """A target split into loops: its place in x and r, and the reductions below it, the innermost first."""
+    """A target split into loops: its place in x and r, and the reductions below it, the innermost first, or the
+    scan that it is or follows."""
 
     target: Node
     element: Place
     sizes: Mapping[str, int]
-    reductions: tuple[tuple[Node, Place], ...]
+    reductions: tuple[tuple[Node, Place], ...] = ()
+    scan: tuple[Node, Place] | None = None
 
 
 def reduction_of(node: Node) -> Node:
@@ -423,28 +425,62 @@ def region_of(target: Node, resident: Collection[Node]) -> Region:
     shape = shape_of(target)
     names = [f"d{i}" for i in range(len(shape))]
     element: Place = tuple(Coordinate(merged([Digit(v, 1, n)])) for v, n in zip(names, shape, strict=True))
-    kind = kind_of(target)
-    first = (
-        list(_below(target, element, resident, set())) if kind != "scan" else [(target, _scanned(target, element))]
-    )
-    order = memory_order(target, resident) if kind != "scan" else list(range(len(shape)))
+    scan, place = _scan_below(target, element, resident)
+    first = [(scan, _scanned(scan, element))] if scan else list(_below(target, element, resident, set()))
+    order = list(range(len(shape))) if scan else memory_order(target, resident)
     if not first:
         return _turned(target, shape, order)
     reduction, at = first[0]
     sizes = {names[i]: shape[i] for i in order}
     pieces, x, r = _split([d for c in at for d in c.digits], sizes, reduction)
-    if kind != "scan":
+    if scan is None:
         r = _reduced_length(reduction, r)
     if r == 1:
         raise Cut(reduction, "reduces nothing")
     try:
-        placed = renamed(element, pieces)
+        placed = renamed(place, pieces)
+        if scan is not None:
+            return Region(target, placed, {"x": x, "r": r}, scan=(scan, renamed(element, pieces)))
     except Uncut as error:
         raise Cut(reduction, str(error)) from error
     found: dict[tuple[Node, Place], None] = {}
-    if kind != "scan":
-        _nested(target, placed, resident, r, found)
+    _nested(target, placed, resident, r, found)
     return Region(target, placed, {"x": x, "r": r}, tuple(found))
+
+
+def _scan_below(target: Node, element: Place, resident: Collection[Node]) -> tuple[Node | None, Place]:
+    """The one scan that a target is, or follows element by element, and where the target is while the scan is at
+    `element`: there, or turned round. None where there is no such scan."""
+    shape, turned = shape_of(target), element
+    for _ in range(2):
+        found = _scans(target, turned, resident)
+        if found is None or len(found) != 1:
+            break
+        ((scan, at),) = found
+        if shape_of(scan) != shape:
+            break
+        if at == element:
+            return scan, turned
+        turned = tuple(c if c == own else c.scaled(-1, n - 1) for c, own, n in zip(element, at, shape, strict=True))
+    return None, element
+
+
+def _scans(target: Node, element: Place, resident: Collection[Node]) -> set[tuple[Node, Place]] | None:
+    """The scans that an element is made of; None where it is made of anything but those, views and pointwise
+    operators."""
+    found, seen, left = set[tuple[Node, Place]](), set[tuple[Node, Place]](), [(target, element)]
+    while left:
+        node, at = left.pop()
+        if node in resident or (node, at) in seen:
+            continue
+        seen.add((node, at))
+        if kind_of(node) == "scan":
+            found.add((node, at))
+        elif kind_of(node) in ("point", "view", "fill"):
+            left += [(read.node, read.element) for read in _reads(node, at)]
+        else:
+            return None
+    return found
 
 
 def _reduced_length(reduction: Node, follow: int) -> int:
@@ -461,12 +497,12 @@ def _turned(target: Node, shape: Sequence[int], order: Sequence[int]) -> Region:
     """A target without reductions: element by element, or in tiles where what it reads lies in another order."""
     inner, last = order[-1] if order else 0, max((i for i, n in enumerate(shape) if n > 1), default=0)
     if inner == last or not shape or shape[inner] == 1:
-        return Region(target, grouped([Digit("x", 1, math.prod(shape))], shape), {"x": math.prod(shape)}, ())
+        return Region(target, grouped([Digit("x", 1, math.prod(shape))], shape), {"x": math.prod(shape)})
     count, others = shape[inner], [1 if i == inner else n for i, n in enumerate(shape)]
     rest = grouped([Digit("x", 1, math.prod(others))], others)
     along = Coordinate((Digit("r", 1, count),))
     place = tuple(along if i == inner else c for i, c in enumerate(rest))
-    return Region(target, place, {"x": math.prod(others), "r": count}, ())
+    return Region(target, place, {"x": math.prod(others), "r": count})
 
 
 def _scanned(target: Node, element: Place) -> Place:
@@ -527,14 +563,13 @@ class RegionWriter:
         self.region, self.kernel, self.schedule = region, name, schedule
         self.sizes = dict(region.sizes)
         self.x, self.r = self.sizes["x"], self.sizes.get("r", 1)
-        self.scan = kind_of(region.target) == "scan"
         self.resident, self.along_r = resident, self._reads_along_r(resident)
         self.held, self.xb, self.rb = self._blocks()
         self.body = Body(resident, {**self.sizes, "r": self.r})
 
     def _reads_along_r(self, resident: Collection[Node]) -> bool:
         """Whether neighbours in memory are neighbours in r: by the first reduction's source."""
-        if self.scan or not self.region.reductions:
+        if self.region.scan or not self.region.reductions:
             return bool(self.region.element) and any(d.variable == "r" for d in self.region.element[-1].digits)
         reduction, _ = self.region.reductions[0]
         source = reduction.args[0]
@@ -556,7 +591,7 @@ class RegionWriter:
         while wide > 8 and self.x // wide < _PROGRAMS:  # a sector of memory, and programs for all of a GPU
             wide //= 2
         rows = min(plan.rows or wide, power_of_two(self.x))
-        held = whole * rows <= plan.persistent and not (self.scan and whole > block)
+        held = whole * rows <= plan.persistent and not (self.region.scan and whole > block)
         if held:
             more = max(1, block // (whole * rows))
             return True, min(rows * more, power_of_two(self.x)), whole
@@ -575,7 +610,7 @@ class RegionWriter:
             if self.held:
                 body.add(f"rm = r < {self.r}")
         body.mask = " ".join(masks)
-        self._scan() if self.scan else self._reductions()
+        self._scan(*self.region.scan) if self.region.scan else self._reductions()
         program = "tl.program_id(0).to(tl.int64)" if self._largest() >= _MANY_ELEMENTS else "tl.program_id(0)"
         along = "[:, None]" if self.r > 1 else ""
         body.lines.insert(0, f"    x = {program} * XB + tl.arange(0, XB){along}")
@@ -585,7 +620,8 @@ class RegionWriter:
         source = f"{helper}@triton.jit\ndef {name}({pointers}, XB: tl.constexpr, RB: tl.constexpr):\n"
         source += "\n".join(body.lines) + "\n"
         constants = f"XB={self.xb}, RB={self.rb}"
-        reductions = () if self.scan else tuple(node for node, _ in self.region.reductions)
+        within = [self.region.scan] if self.region.scan else self.region.reductions
+        reductions = tuple(node for node, _ in within if node is not self.region.target)
         grid = f"({-(-self.x // self.xb)},)"
         return Written(name, source, grid, arguments, constants, self.schedule.warps, 0, reductions)
 
@@ -752,19 +788,20 @@ class RegionWriter:
         body.end()
         return self._extreme(kind, best, where, f"({where} != 2147483647)")  # no variable outlives its loop
 
-    def _scan(self) -> None:
+    def _scan(self, scan: Node, at: Place) -> None:
         body, target = self.body, self.region.target
-        source = target.args[0]
+        source = scan.args[0]
         assert isinstance(source, Node)
-        product = name_of(target) == "cumprod"
+        product = name_of(scan) == "cumprod"
         start = "1.0" if product else "0.0"
         carry = body.name(f"tl.full([XB, 1], {start}, tl.float32)")
         if not self.held:
             self._loop()
-        text = body.value(source, self.region.element)
+        text = body.value(source, at)
         part = body.name(f"tl.where({self._all()}, ({text}).to(tl.float32), {start})")
-        made = body.name(f"{carry} {'*' if product else '+'} tl.{name_of(target)}({part}, 1)")
-        self._store(made)
+        made = body.name(f"{carry} {'*' if product else '+'} tl.{name_of(scan)}({part}, 1)")
+        body.given[scan, at] = made
+        self._store(body.value(target, self.region.element))
         whole = f"tl.reduce({part}, 1, _times)" if product else f"tl.sum({part}, 1)"
         body.add(f"{carry} = {carry} {'*' if product else '+'} {whole}[:, None]")
         if not self.held:

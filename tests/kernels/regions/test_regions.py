@@ -93,6 +93,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     "two_reductions": (lambda x: (x.amax(2).mean(1), x.sum(1)), drawn((4, 32, 60)), "own_kernel"),
     "joined": (lambda x: F.relu(F.pad(torch.cat([x, x * 2], 1), (1, 2, 0, 1)))[:, 1:, ::2], drawn((4, 6, 7)),
     "own_kernel"), "backwards": (lambda x: torch.cumsum(x.flip(1), 1).flip(1), drawn((4, 600)), "own_kernel"),
+    "from_the_end": (lambda x: torch.cumsum(x.flip(1) * 2, 1).flip(1).relu() - x, drawn((4, 600)), "own_kernel"),
+    "exclusive": (lambda x: torch.cat((torch.zeros_like(x[:, :1]), torch.cumsum(x[:, :-1], 1)), 1) * x,
+    drawn((4, 600)), "own_kernel"), "exclusive_products": (lambda x: torch.cat((torch.ones(1, 6), torch.cumprod(1 +
+    x / 100, 0))), drawn((40, 6)), "own_kernel"), "kept_apart": (lambda x: torch.cat((x[:, :1], torch.cumsum(x, 1)),
+    1), drawn((4, 60)), "own_kernel"), "scanned_twice": (lambda x: torch.cumsum(x, 1) * torch.cumsum(x, 0),
+    drawn((4, 60)), "own_kernel"), "turned_scan": (lambda x: torch.cumsum(x, 1).t() * 2, drawn((4, 60)),
+    "own_kernel"),
     "products_of_rows": (lambda x: torch.cumprod(1 + x / 100, 0), drawn((40, 6)), "own_kernel"),
     "pooled": (lambda x: F.max_pool2d(x.relu(), 3, 2, 1) + F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     drawn((2, 3, 9, 9)), "own_kernel"), "depthwise": (lambda x, w, b: F.conv2d(x, w, b, 2, 1, 1, 6).relu(),
@@ -226,6 +233,14 @@ def test_the_steps_of_a_recurrent_network_share_their_kernels() -> None:
         assert made.candidate.source.count("def kernel") <= 4
         assert ".select(0, 8)" in made.candidate.source, "a view that the judge does not take for a library's call"
         assert len(set(re.findall(r"kernel\d+\[", made.candidate.source))) < made.candidate.source.count("[(") / 2
+
+
+def test_what_follows_a_scan_element_by_element_is_in_its_kernel() -> None:
+    """Turned round or behind what it begins with, too; not where two scans meet, or in another order."""
+    for name, kernels in (("backwards", 1), ("from_the_end", 1), ("exclusive", 1), ("exclusive_products", 1),
+                          ("kept_apart", 2), ("scanned_twice", 2), ("turned_scan", 2)):  # fmt: skip
+        for plan in (HELD, LOOPED):
+            assert composed(*FUNCTIONS[name][:2], plan).kernels == kernels, name
 
 
 def test_products_of_ones_own_take_what_follows_into_one_kernel() -> None:
