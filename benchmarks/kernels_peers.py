@@ -1,9 +1,10 @@
-"""Our kernels beside those that others teach with, in one race: Triton's tutorials and FlexAttention.
+"""Our kernels beside those of others, in one race: Triton's tutorials, FlexAttention and CUTLASS.
 
     python -m benchmarks.kernels_peers TRITON [--seconds 240] [--out FILE]
     python -m benchmarks.kernels_peers TRITON --tiny --out FILE     # a CPU: every part, no times
 
 TRITON is a checkout of Triton, at the installed version. Its tutorials are read from there; none of them is kept.
+CUTLASS is raced where its Operator API is installed (`pip install nvidia-cutlass-operators`).
 For each timed case the best known configuration gets a verdict of the judge (correctness, then the race), and the
 peers stand beside eager, torch.compile and the libraries that the problem names. A peer that does not run, or that
 computes something else, is in the row with the reason. Writes benchmarks/results/kernels_peers.json, row by row.
@@ -15,6 +16,7 @@ import argparse
 import ast
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -83,6 +85,48 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return made
 
 
+class Cutlass:
+    """CUTLASS's products, by its Operator API: of its operators with the largest tiles for this GPU, the one that a
+    trial at the first call of each form finds fastest."""
+
+    TRIED, CALLS = 8, 10
+
+    def __init__(self) -> None:
+        self._chosen: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        from cutlass import operators  # type: ignore[import-not-found]
+
+        out = a.new_empty(a.shape[0], b.shape[1])
+        try:
+            asked = operators.GemmArguments(a, b, out, accumulator_type=torch.float32)
+            form = a.shape, b.shape, a.stride(), b.stride(), a.dtype
+            if form not in self._chosen:
+                capability = "{}{}a".format(*torch.cuda.get_device_capability(a.device))
+                found = operators.get_operators(asked, target_sm=capability)
+                found.sort(key=lambda one: math.prod(one.metadata.design.tile_shape), reverse=True)
+                made = [(one, one.compile(asked)) for one in found[: self.TRIED]]
+                self._chosen[form] = min(made, key=lambda pair: self._seconds(asked, *pair))
+            self._run(asked, *self._chosen[form])
+        except Exception as error:
+            raise RuntimeError(f"CUTLASS: {type(error).__name__}: {error}") from error
+        return out
+
+    def _seconds(self, asked: Any, operator: Any, compiled: Any) -> float:
+        self._run(asked, operator, compiled)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(self.CALLS):
+            self._run(asked, operator, compiled)
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    @staticmethod
+    def _run(asked: Any, operator: Any, compiled: Any) -> None:
+        stream = torch.cuda.current_stream()
+        operator.run(asked, compiled_artifact=compiled, stream=stream, assume_supported_args=True)
+
+
 def peers_of(problem: str, tutorials: Path) -> dict[str, Call]:
     """By name, each called with the problem's inputs. What cannot be loaded raises when it is called."""
 
@@ -102,7 +146,7 @@ def peers_of(problem: str, tutorials: Path) -> dict[str, Call]:
 
     table: dict[str, dict[str, Call]] = {
         "softmax": {"tutorial": call("02-fused-softmax.py", "softmax", lambda f: f)},
-        "matmul": {"tutorial": call("03-matrix-multiplication.py", "matmul", lambda f: f)},
+        "matmul": {"tutorial": call("03-matrix-multiplication.py", "matmul", lambda f: f), "cutlass": Cutlass()},
         "layernorm": {"tutorial": call("05-layer-norm.py", "layer_norm", normalised)},
         "flash_attention": {"tutorial": call("06-fused-attention.py", "attention", attended), "flex": flex},
     }

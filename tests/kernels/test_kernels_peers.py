@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +52,38 @@ def test_flex_attention_is_causal(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (torch.randn(1, 2, 128, 16) for _ in range(3))
     want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.allclose(flex(q, k, v), want, atol=1e-5)
+
+
+def test_of_cutlass_s_operators_the_fastest_of_the_largest_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a trial for each form of operands. What it cannot do is a reason, and ends no race."""
+    told: list[Any] = []
+
+    def run(asked: Any, compiled_artifact: int, **rest: Any) -> None:
+        told.append(compiled_artifact)
+        a, b, out = asked
+        clock[0] += abs(compiled_artifact - 5)
+        torch.mm(a, b, out=out)
+
+    def operator(tile: int) -> Any:
+        design = SimpleNamespace(tile_shape=(tile, 1, 1))
+        return SimpleNamespace(metadata=SimpleNamespace(design=design), compile=lambda asked: tile, run=run)
+
+    stub, clock = ModuleType("cutlass.operators"), [0.0]
+    vars(stub).update(
+        GemmArguments=lambda a, b, out, accumulator_type: (a, b, out),
+        get_operators=lambda asked, target_sm: [operator(n) for n in range(1, 12)] if target_sm == "90a" else [],
+    )
+    monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(operators=stub))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(kernels_peers.time, "perf_counter", lambda: clock[0])
+    peer, a, b = peers_of("matmul", Path())["cutlass"], torch.randn(4, 5), torch.randn(5, 6)
+    assert torch.equal(peer(a, b), a @ b)
+    assert set(told) == set(range(4, 12)), "the eight largest"
+    told.clear()
+    peer(a, b)
+    assert told == [5]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(RuntimeError, match="CUTLASS: "):
+        peer(b, torch.randn(6, 7))
