@@ -28,11 +28,11 @@ setup-test: $(VENV)/.test  ## the same with what the tests need, and Debian pack
 	@.ci/debian-packages
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test,docs,kernels,llm,language,loops,mcp,fleet,rl,spans,top]'
+	$(PIP) -e '.[test,docs,kernels,cute,llm,language,loops,mcp,fleet,rl,spans,top]'
 	@touch $@
 
 setup-benchmarks: $(VENV)/.test  ## the same with the peers that benchmarks/ compares with
-	$(PIP) -e '.[test,docs,kernels,llm,language,loops,mcp,fleet,rl,spans,top,benchmarks]'
+	$(PIP) -e '.[test,docs,kernels,cute,llm,language,loops,mcp,fleet,rl,spans,top,benchmarks]'
 
 demo: $(VENV)/.core  ## four simulated nodes, real faults; ONCE=1 runs unattended, SEED=n redraws the faults
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED)) $(if $(SLACK),--slack) $(ARGS)

@@ -7,7 +7,8 @@ Nothing here runs or even parses the source; a source that does not parse is a v
 Triton and Python sources are Python text with a callable ``entry(*inputs)`` that returns a tensor or a tuple of
 tensors, or None where every output is one of the declared ``mutates``. A differentiable candidate returns outputs
 on which ``torch.autograd.grad`` works. CUDA C++ sources are one NVRTC translation unit (``extern "C"`` kernels)
-with a launch plan; they bring no host code at all.
+with a launch plan; they bring no host code at all. CuTe sources ("cute") are Python text with ``@cute.kernel``
+functions and such a plan: their Python runs while they are compiled, none of it in a call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from nightshift.collectors.seal import SealError, canonical_json, sha256_hex
 
-Language = Literal["triton", "cuda", "python"]
+Language = Literal["triton", "cuda", "cute", "python"]
 Kind = Literal["own_kernel", "library", "in_place", "composition"]
 Determinism = Literal["bitwise", "run_to_run", "none"]
 
@@ -100,13 +101,17 @@ class Domain:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch of a CUDA candidate: integer expressions over the case's parameters (see `evaluate`).
+    """One kernel launch of a CUDA C++ or CuTe candidate: integer expressions over the case's parameters (see
+    `evaluate`).
 
     `args` are, in the kernel's order, ``in0``… (inputs), ``out0``… (outputs), ``tmp0``… (scratch buffers),
     ``i32:EXPR``, ``i64:EXPR``, ``f32:NUMBER``, ``scalar:in3`` (a Python number among the inputs, as float32) or
     ``map:in0:2:ROWS:COLUMNS:BOX_ROWS:BOX_COLUMNS``: a tile descriptor (``const __grid_constant__``, 128 bytes) for
     the bulk copy engine over a contiguous matrix of 2-byte elements, in boxes that are swizzled as wide as their
     rows (128, 64 or 32 bytes; others are not).
+
+    A CuTe kernel takes a buffer as a `cute.Pointer` to elements of the buffer's dtype (scratch: uint8), numbers as
+    `cutlass.Int32`, `Int64` and `Float32`, and no ``map``. It is compiled for the block's threads.
     """
 
     kernel: str
@@ -147,10 +152,12 @@ class Candidate:
             raise CandidateError(f"mutates: {self.mutates} does not fit kind {self.kind!r}")
         if any(position < 0 for position in self.mutates) or len(set(self.mutates)) != len(self.mutates):
             raise CandidateError(f"mutates: {self.mutates} are not distinct positions")
-        if bool(self.launches) != (self.language == "cuda"):
+        if bool(self.launches) != self.brings_launches:
             raise CandidateError(f"launches: {len(self.launches)} do not fit language {self.language!r}")
-        if self.scratch_bytes and self.language != "cuda":
+        if self.scratch_bytes and not self.brings_launches:
             raise CandidateError(f"scratch_bytes: {self.language!r} allocates its own")
+        if self.language == "cute" and any(a.startswith("map:") for launch in self.launches for a in launch.args):
+            raise CandidateError("launches: a tile descriptor (map) is CUDA C++'s alone")
         for layout in self.domain.layouts:
             _choice("domain.layouts", layout, LAYOUTS)
         # JSON may escape half of a surrogate pair: what cannot be encoded has no hash
@@ -167,6 +174,11 @@ class Candidate:
         if self.exact:
             del record["exact"]
         return record
+
+    @property
+    def brings_launches(self) -> bool:
+        """Whether it declares its launches, which the judge makes, in place of an entry that makes them."""
+        return self.language in ("cuda", "cute")
 
     @property
     def calls_libraries(self) -> bool:

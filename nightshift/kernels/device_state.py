@@ -29,7 +29,7 @@ _TYPE = re.compile(r"\b(?:struct|class|union|enum)\b[^=]*$")
 
 def device_state(candidate: Candidate) -> tuple[str, ...]:
     """Names of the variables that a CUDA candidate could write in one call and read in the next, in their order;
-    empty for other languages: of those the judge reads the host code."""
+    empty for other languages: of those the judge reads the host code, and CuTe has no such variables."""
     if candidate.language != "cuda":
         return ()
     names: list[str] = []

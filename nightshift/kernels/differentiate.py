@@ -87,8 +87,8 @@ def input_count(problem: Problem) -> int:
     return len(smallest_inputs(problem))
 
 
-def smallest_inputs(problem: Problem) -> Inputs:
-    """Inputs of the smallest case of a problem's axes."""
+def smallest_inputs(problem: Problem, dtype: str = "") -> Inputs:
+    """Inputs of the smallest case of a problem's axes, on the CPU. dtype: of the first timed case where empty."""
     case = problem.cases[0]
     smallest: dict[str, Any] = {**case.sizes, **{axis.name: max(axis.low, axis.multiple) for axis in problem.axes}}
-    return problem.inputs(Case.of(case.dtype, **smallest), "normal", 1, "cpu")
+    return problem.inputs(Case.of(dtype or case.dtype, **smallest), "normal", 1, "cpu")

@@ -21,6 +21,7 @@ from nightshift.kernels.loop.ledger import write_whole
 
 FILE = "nightshift_kernels.py"
 _JOB = "nightshift.kernels.apply.job."
+_FORMULAS = ("nightshift.kernels.ops.", "nightshift.kernels.cute")
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
 
 
@@ -46,6 +47,7 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
         "architecture": environment.get("capability", "none"),
         "torch": environment.get("torch", "none"),
         "triton": environment.get("triton", "none"),
+        "nvidia-cutlass-dsl": environment.get("cutlass_dsl", "none") if candidate.language == "cute" else "none",
     }
 
 
@@ -155,7 +157,7 @@ class _JobFile:
         module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
         if module == "__future__" or module.startswith(_JOB):
             return
-        if isinstance(node, ast.ImportFrom) and module.startswith("nightshift.kernels.ops."):
+        if isinstance(node, ast.ImportFrom) and module.startswith(_FORMULAS):
             for alias in node.names:
                 self._formula(module, alias.name)
         elif module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):

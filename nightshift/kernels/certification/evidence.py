@@ -194,7 +194,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def has(record: Mapping[str, Any], name: str) -> bool:
     """Whether a record names one of `FIELDS`. A kernel that Triton does not compile needs no Triton."""
     value = record.get(name)
-    if name == "triton" and value == "none" and record.get("language") in ("cuda", "python"):
+    if name == "triton" and value == "none" and record.get("language") in ("cuda", "cute", "python"):
         return True
     return isinstance(value, str) and value.strip() not in _ABSENT
 

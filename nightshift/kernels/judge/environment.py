@@ -13,6 +13,7 @@ import torch
 
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, MEMORY, Tier
+from nightshift.kernels.cute import cute_version
 from nightshift.kernels.judge.race.timing import Board, board
 
 DRIFT = ("gpu", "capability", "driver", "cuda", "torch", "triton", "container")
@@ -32,6 +33,8 @@ class Environment:
     container: str
     python: str
     system: str
+    cutlass_dsl: str = "none"
+    """CuTe DSL, which compiles no candidate but its own."""
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)
@@ -68,6 +71,7 @@ def environment(device: str) -> Environment:
         container=os.environ.get("NIGHTSHIFT_IMAGE_DIGEST", "none"),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cutlass_dsl=cute_version(),
     )
 
 

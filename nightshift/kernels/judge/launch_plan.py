@@ -13,7 +13,7 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -321,7 +321,7 @@ def storage(value: Scalar) -> Any:
 
 
 def cuda_plan(candidate: Candidate, cubin: bytes, params: Mapping[str, int], numbers: Mapping[int, float]) -> Plan:
-    """The plan of a CUDA C++ candidate at one case: its declared launches with their expressions evaluated.
+    """The plan of a CUDA C++ or CuTe candidate at one case: its declared launches with their expressions evaluated.
 
     `numbers`: the Python numbers among the inputs, by position. Raises PlanError or CandidateError.
     """
@@ -340,6 +340,14 @@ def cuda_plan(candidate: Candidate, cubin: bytes, params: Mapping[str, int], num
     if sum(scratch) > MAX_SCRATCH_BYTES:
         raise PlanError(f"plan: {sum(scratch)} bytes of scratch")
     return Plan((cubin,), tuple(steps), scratch)
+
+
+def with_binaries(plan: Plan, built: Sequence[tuple[str, bytes]]) -> Plan:
+    """A plan of launches alone, each with a (kernel's name, binary) of its own, in their order."""
+    binaries = tuple(dict.fromkeys(binary for _, binary in built))
+    fires = zip([step for step in plan.steps if isinstance(step, Fire)], built, strict=True)
+    steps = tuple(replace(fire, binary=binaries.index(binary), name=name) for fire, (name, binary) in fires)
+    return replace(plan, binaries=binaries, steps=steps)
 
 
 def _declared(text: str, params: Mapping[str, int], numbers: Mapping[int, float]) -> Argument:

@@ -39,6 +39,11 @@ MODULES = _words("""
     triton.language.extra triton.language.extra.cuda triton.language.extra.cuda.libdevice
     triton.language.extra.libdevice triton.language.math triton.runtime triton.tools.tensor_descriptor
 """)
+CUTE_MODULES = _words("__future__ cutlass dataclasses enum functools itertools math operator typing")
+"""What CuTe kernels are written with: all of the library, but for what it reaches outside."""
+CUTE_OUTSIDE = _words("""
+    builtins ctypes importlib inspect io jax numpy os pathlib shutil socket subprocess sys tempfile torch
+""")
 LIBRARY_MODULES = MODULES | {"liger_kernel", "torch.nn.attention", "torch.nn.attention.flex_attention"}
 # Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with.
 BUILTINS = _words("""
@@ -267,10 +272,14 @@ class _Reader:
         self._tree = tree
         self._own = not candidate.calls_libraries
         self._makers = TORCH_MAKERS | TORCH_DRAWS if random else TORCH_MAKERS
-        self._allowed = MODULES if self._own else LIBRARY_MODULES
+        self._cute = candidate.language == "cute"
+        self._allowed = CUTE_MODULES if self._cute else MODULES if self._own else LIBRARY_MODULES
         self._modules = {name: module for node in nodes for name, module in _imported(node).items()}
         self._functions = {node.name for node in defined}
-        self._kernels = {n for n in defined if isinstance(n, ast.FunctionDef) and _decorators(n) & set(JIT)}
+        functions = [n for n in defined if isinstance(n, ast.FunctionDef)]
+        # CuTe runs a kernel's body as Python while it compiles it: there its words are not the GPU's alone
+        self._kernels = {n for n in functions if _decorators(n) & set(JIT) and not self._cute}
+        self._traced = {n.name for n in functions if "kernel" in _decorators(n)}
         self._spaces = {x for n in nodes if isinstance(n, ast.Call) for x in _spaces(n)} - OF_TORCH
         self._excused = {x for node in nodes for x in _excused(node)}
         self._renamed = "__name__" in _stored(tree)
@@ -279,7 +288,7 @@ class _Reader:
         yield from self._entry()
         yield from self._module_state()
         for node in self._host_nodes(self._tree):
-            for types, rule in (*_RULES, *(_OWN_RULES if self._own else ())):
+            for types, rule in (*_RULES, *(_OWN_RULES if self._own and not self._cute else ())):
                 if isinstance(node, types) and node not in self._excused:
                     yield from rule(self, node)
 
@@ -301,6 +310,11 @@ class _Reader:
             yield from self._host_nodes(child)
 
     def _entry(self) -> Iterator[Observation]:
+        if self._cute:
+            for name in dict.fromkeys(launch.kernel for launch in self._candidate.launches):
+                if name not in self._traced:
+                    yield Observation(Reason.entry_missing, 0, f"the plan launches {name!r}, no @cute.kernel here")
+            return
         names = set(self._functions)
         for node in self._tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -343,14 +357,17 @@ class _Reader:
         foreign = [name for name in names if name not in self._allowed and name.split(".")[0] not in whole]
         for name in foreign:
             yield _refused(node, f"imports {name}")
-        if isinstance(node, ast.ImportFrom) and not foreign:
-            for alias in node.names:
-                yield from self._reached(node, (*names[0].split("."), alias.name))
+        for alias in node.names if not foreign else ():
+            module = [names[0]] if isinstance(node, ast.ImportFrom) else []
+            yield from self._reached(node, ".".join([*module, alias.name]).split("."))
 
     def _reached(self, node: ast.AST, chain: Sequence[str]) -> Iterator[Observation]:
         """Modules of others that an allowed module happens to hold, and names that stand in texts."""
         if tuple(chain) in BY_TEXT:
             yield _refused(node, f"uses {'.'.join(chain)}")
+            return
+        if chain[:1] == ("cutlass",):  # of which the judge's own process imports nothing
+            yield from (_refused(node, f"reaches the module {x}") for x in chain if x in CUTE_OUTSIDE)
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
         if module and module not in {name.split(".")[0] for name in self._allowed}:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.differentiate import input_count, training_step
 from nightshift.kernels.judge import launch_plan, static
+from nightshift.kernels.judge.declared_launches import DeclaredLaunches
 from nightshift.kernels.judge.gaps import exactness
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.examine import Examiner
@@ -200,24 +201,14 @@ class JudgeTrial:
         return int.from_bytes(hashlib.sha256(self.secret + b"host%d" % self.hosts).digest()[:7], "little")
 
     def compile(self, stack: contextlib.ExitStack) -> HostRunner | PlanRunner:
-        host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.calls_libraries))
-        if self.candidate.language != "cuda":
+        if not self.candidate.brings_launches:
+            host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.calls_libraries))
             made = self.judge.compiled(self.candidate)
             return HostRunner.load(host, self.candidate, self.problem, seed=self._host_seed(), compiled=made)
         if self.judge.device != "cuda":
-            raise JudgeBroken("a CUDA C++ candidate needs a GPU to be judged on")
-        order = {"op": "compile", "source": self.candidate.source, "arch": self.judge.arch}
-        cubin = host.request(order, self.judge.limits.import_s, stage="compile").blob
-        host.close()
-
-        def plan_of(case: Case, values: Sequence[Any]) -> launch_plan.Plan:
-            numbers = {i: float(x) for i, x in enumerate(values) if isinstance(x, int | float)}
-            try:
-                return launch_plan.cuda_plan(self.candidate, cubin, case.sizes, numbers)
-            except (launch_plan.PlanError, CandidateError) as error:
-                raise Refusal(Reason.compile_failed, str(error), "compile") from error
-
-        return PlanRunner(stack.enter_context(self.judge.start("replay")), plan_of)
+            raise JudgeBroken(f"a candidate in {self.candidate.language!r} needs a GPU to be judged on")
+        declared = DeclaredLaunches(self)
+        return PlanRunner(stack.enter_context(self.judge.start("replay")), declared.plan_of)
 
     def _examine(self, runner: HostRunner | PlanRunner) -> None:
         probes = self.probes()

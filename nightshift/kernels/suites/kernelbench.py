@@ -380,8 +380,8 @@ def model_new_of(task: SuiteTask, candidate: Candidate) -> str:
 
     Raises ProblemError for a candidate without an entry in Python.
     """
-    if candidate.language == "cuda":
-        raise ProblemError("CUDA C++ with a launch plan of its own has no ModelNew")
+    if candidate.brings_launches:
+        raise ProblemError("a candidate with a launch plan of its own has no ModelNew")
     named = "".join(f", named[{name!r}]" for name in task.named)
     glue = f"""
 

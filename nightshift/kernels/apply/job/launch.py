@@ -1,4 +1,4 @@
-"""A certified source's entry: as it is, as a compiler may look into it, and of CUDA C++.
+"""A certified source's entry: as it is, as a compiler may look into it, and of CUDA C++ and CuTe.
 
 Seen from a compiled region a custom operator is a call into Python: it costs tens of microseconds, and inside a
 step whose GPU is nearly always busy, twenty of them cost more than their kernels save. So a second copy of the
@@ -9,7 +9,7 @@ A certified CUDA kernel brings no host code: one translation unit for NVRTC, and
 expressions over the problem's parameters. It is compiled here as for its certificate (the judge's compiler options
 give the judge's binary) and launched as its plan says, on torch's current stream, so that CUDA graphs record it.
 Through ctypes (names and types of cuda.h and nvrtc.h), because a job may have no compiler; both libraries come with
-torch.
+torch. CuTe kernels are launched in the same way; CuTe DSL compiles them, at the first call of each form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -32,6 +32,7 @@ import torch
 
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import STATE
+from nightshift.kernels.cute import cute_binary, cute_types
 
 _WORDS = {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max,
           "pow2": lambda a: 1 << max(0, math.ceil(math.log2(max(1, a))))}  # fmt: skip
@@ -92,13 +93,17 @@ def compiled(source: str, architecture: str) -> bytes:
 
 
 class CudaSource:
-    """The entry of a CUDA kernel's record: the problem's inputs → its outputs, as a Triton entry does."""
+    """The entry of a CUDA or CuTe kernel's record: the problem's inputs → its outputs, as a Triton entry does.
 
-    def __init__(self, record: Mapping[str, Any]) -> None:
+    module: the source of CuTe, imported.
+    """
+
+    def __init__(self, record: Mapping[str, Any], module: Any = None) -> None:
         self._launches, self._scratch = record["launches"], record["scratch_bytes"]
         self._spec = SPECS[record["problem"]]
-        self._cubin = compiled(record["source"], record["architecture"])
-        self._functions: dict[tuple[int, str, int], ctypes.c_void_p] = {}
+        self._module, self._arch = module, _arch(record["architecture"])
+        self._cubin = b"" if module else compiled(record["source"], record["architecture"])
+        self._functions: dict[tuple[Any, ...], ctypes.c_void_p] = {}
         self.plan = lru_cache(256)(self._plan)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -119,20 +124,27 @@ class CudaSource:
                     continue
                 values = [_argument(argument, rooms) for argument in arguments]
                 places = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
-                function = self._function(device.index or 0, kernel, shared_bytes)
+                kinds = [kind for kind, _ in arguments]
+                form = (tuple(block), cute_types(kinds, partial(_held, rooms=rooms))) if self._module else ()
+                function = self._function(device.index or 0, shared_bytes, kernel, *form)
                 _asked(
                     driver(), "cuLaunchKernel", function, *grid, *block, shared_bytes, ctypes.c_void_p(stream),
                     places, None,
                 )  # fmt: skip
         return out
 
-    def _function(self, device: int, kernel: str, shared_bytes: int) -> ctypes.c_void_p:
-        """Of the current device's context; allowed so much dynamic shared memory."""
-        key = (device, kernel, shared_bytes)
+    def _function(self, device: int, shared_bytes: int, kernel: str, *form: Any) -> ctypes.c_void_p:
+        """Of the current device's context; allowed so much dynamic shared memory. form: of CuTe, the block and the
+        parameters' types."""
+        key = (device, shared_bytes, kernel, *form)
         if key not in self._functions:
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            _asked(driver(), "cuModuleLoadData", ctypes.byref(module), self._cubin)
-            _asked(driver(), "cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+            name, cubin = kernel, self._cubin
+            if form:
+                block, types = form
+                name, cubin = cute_binary(getattr(self._module, kernel), block, types, self._arch)
+            _asked(driver(), "cuModuleLoadData", ctypes.byref(module), cubin)
+            _asked(driver(), "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
             # CUDA grants 48 KiB to every kernel, more only where it was asked for
             if shared_bytes > 48 << 10:
                 _asked(driver(), "cuFuncSetAttribute", function, 8, shared_bytes)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -178,9 +190,17 @@ def _argument(argument: tuple[str, Any], rooms: Mapping[str, Sequence[Any]]) -> 
     return ctypes.c_uint64(_pointer(kind, rooms))
 
 
-def _pointer(name: str, rooms: Mapping[str, Sequence[Any]]) -> int:
+def _buffer(name: str, rooms: Mapping[str, Sequence[Any]]) -> Any:
     room = name.rstrip("0123456789")
-    return int(rooms[room][int(name[len(room) :])].data_ptr())
+    return rooms[room][int(name[len(room) :])]
+
+
+def _held(name: str, rooms: Mapping[str, Sequence[Any]]) -> str:
+    return str(_buffer(name, rooms).dtype).removeprefix("torch.")
+
+
+def _pointer(name: str, rooms: Mapping[str, Sequence[Any]]) -> int:
+    return int(_buffer(name, rooms).data_ptr())
 
 
 def _tiles(pointer: int, each: int, rows: int, columns: int, high: int, wide: int) -> Any:
@@ -215,6 +235,8 @@ def load_entry(record: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    if record.get("language") == "cute":
+        return CudaSource(record, module), None
     entry: Callable[..., Any] = getattr(module, record["entry"])
     return entry, traceable(entry)
 

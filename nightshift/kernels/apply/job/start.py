@@ -13,6 +13,7 @@ from nightshift.kernels.apply.job.demotion import demotions
 from nightshift.kernels.apply.job.guards import interpreted
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import KERNELS, STATE, kernels_sha256, triton_version
+from nightshift.kernels.cute import cute_version
 
 _OWNER = "_nightshift_kernels"
 
@@ -25,7 +26,8 @@ def unfit(record: Mapping[str, Any]) -> str:
         return "it writes into its inputs, which a job may read again"
     if record["certificate"] in demotions():
         return "demoted in the registry"
-    for name, mine in (("torch", torch.__version__), ("triton", triton_version())):
+    versions = {"torch": torch.__version__, "triton": triton_version(), "nvidia-cutlass-dsl": cute_version()}
+    for name, mine in versions.items():
         if record.get(name, "none") not in ("none", mine):
             return f"certified with {name} {record[name]}, this is {mine}"
     if record.get("architecture", "none") == "none":

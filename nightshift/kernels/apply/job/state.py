@@ -21,8 +21,8 @@ from nightshift.kernels.apply.job.names import PAIRS, PASSED, PASSES, PRODUCTS
 
 KERNELS: list[dict[str, Any]] = []
 """problem, certificate (SHA-256), candidate (SHA-256), source, entry, language, mutates, launches and scratch_bytes
-(of CUDA C++), layouts, dtype, sizes, largest (size of each axis that the judge asked), bounds, status, gpu,
-architecture, torch, triton. Written by Nightshift."""
+(of CUDA C++ and CuTe), layouts, dtype, sizes, largest (size of each axis that the judge asked), bounds, status,
+gpu, architecture, torch, triton, nvidia-cutlass-dsl (of CuTe). Written by Nightshift."""
 ROWS_SLACK = 4
 """A kernel certified for m rows is used for m/4 to 4·m: other sizes were proven right, but not fast."""
 ROW_AXES = ("m", "t", "b")

@@ -14,16 +14,19 @@ import importlib.util
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 import torch.func
 
+from nightshift.kernels.cute import cute_binary, cute_version
 from nightshift.kernels.differentiate import differentiated
 from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host import recorder as recording
@@ -40,6 +43,8 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _COMPILERS = 8
 """Kernels that are compiled at a time."""
 _functions: list[Functions] = []
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+"""What colours a compiler's words on a terminal."""
 
 
 class Unfit(Exception):
@@ -87,7 +92,7 @@ def _source() -> Path:
 def told(error: BaseException) -> str:
     """An exception's class, words and line of the source, where it can say any."""
     try:
-        words = str(error)[:2000]
+        words = _COLOURS.sub("", str(error))[:2000]
     except BaseException as again:  # noqa: BLE001  the candidate's own class
         words = f"(its words cannot be told: {type(again).__name__})"
     last, trace = 0, error.__traceback__
@@ -140,7 +145,7 @@ class Host:
                 rehearse(self._entry, order["forms"])
                 return {"ok": True}, compiled()
             case "compile":
-                return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
+                return compiled_source(order)
             case "attach":
                 for lent in order["buffers"]:
                     self._borrower.attach(Lent(**lent))
@@ -174,23 +179,8 @@ class Host:
             if order["language"] == "triton":
                 recording.replace_launcher()
         torch.manual_seed(order.get("seed", 0))
-        path = _source()
         self._footprint = Footprint(self._device, _functions[0] if _functions else None)
-        path.write_text(order["source"])
-        spec = importlib.util.spec_from_file_location("candidate", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["candidate"] = module
-        try:
-            spec.loader.exec_module(module)
-        except SyntaxError:
-            raise
-        except MemoryError as error:
-            raise Unfit(Reason.out_of_memory, f"at import: {told(error)}") from error
-        except BaseException as error:
-            raise Unfit(Reason.compile_failed, f"at import: {told(error)}") from error
-        self._entry = getattr(module, order["entry"], None)
+        self._entry = getattr(imported(order["source"]), order["entry"], None)
         if not callable(self._entry):
             raise Unfit(Reason.entry_missing, f"the source defines no callable {order['entry']!r}")
         if order.get("step"):
@@ -382,6 +372,47 @@ class Host:
     def _wait(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+# --- a candidate's text as a module, and as a binary ----------------------------------------------------------
+
+
+def imported(source: str) -> ModuleType:
+    """A candidate's Python, run as a module of its own."""
+    path = _source()
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("candidate", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["candidate"] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError:
+        raise
+    except MemoryError as error:
+        raise Unfit(Reason.out_of_memory, f"at import: {told(error)}") from error
+    except BaseException as error:
+        raise Unfit(Reason.compile_failed, f"at import: {told(error)}") from error
+    return module
+
+
+def compiled_source(order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """A source of CUDA C++ as a binary, or one kernel of a CuTe source, with its name there."""
+    if order["language"] == "cuda":
+        return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
+    if cute_version() == "none":
+        raise Unfit(Reason.compile_failed, "CuTe DSL is not installed: pip install nvidia-cutlass-dsl")
+    kernel = getattr(imported(order["source"]), order["kernel"], None)
+    if kernel is None:
+        raise Unfit(Reason.entry_missing, f"the source defines no kernel {order['kernel']!r}")
+    try:
+        name, binary = cute_binary(kernel, order["block"], order["types"], order["arch"])
+    except MemoryError:
+        raise
+    except BaseException as error:
+        raise Unfit(Reason.compile_failed, told(error)) from error
+    return {"ok": True, "name": name}, binary
 
 
 # --- kernels compiled ahead ---------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class HostRunner:
 
 @dataclass
 class PlanRunner:
-    """A launch plan replayed in a judge-owned process; for CUDA C++ the plan follows from the declaration."""
+    """A launch plan replayed in a judge-owned process; for CUDA C++ and CuTe it follows from the declaration."""
 
     process: Process
     plan_of: Callable[[Case, Sequence[Any]], launch_plan.Plan]
@@ -199,7 +199,7 @@ def _numbers(told: object) -> list[int]:
 def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, Any]) -> Refusal | None:
     """Whether a recorded call contradicts the declared class: an own kernel launches kernels and computes nothing
     through torch."""
-    if candidate.kind == "library" or candidate.language == "cuda":
+    if candidate.kind == "library" or candidate.brings_launches:
         return None
     told = answer.get("opaque")
     opaque = [str(name)[:100] for name in told] if isinstance(told, list) else []
