@@ -27,6 +27,9 @@ def test_another_declaration_of_the_same_source_is_another_candidate() -> None:
     assert other.source_sha256 == PLAIN.source_sha256
 
 
+TILES = {"kernel": "f", "grid": ["1", "1", "1"], "block": ["1", "1", "1"], "args": ["map:in0:2:m:n:8:64"]}
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -36,6 +39,8 @@ def test_another_declaration_of_the_same_source_is_another_candidate() -> None:
         ({"kind": "in_place"}, "mutates"),
         ({"mutates": [0]}, "mutates"),
         ({"language": "cuda"}, "launches"),
+        ({"language": "cute"}, "launches"),
+        ({"language": "cute", "launches": [TILES]}, "launches: a tile descriptor"),
         ({"source": "\ud800"}, "source"),
         ({"source": "#" * (1 << 20) + "#"}, "source"),
         ({"colour": "red"}, "colour"),

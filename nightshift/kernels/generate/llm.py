@@ -31,6 +31,7 @@ from typing import Any, Protocol
 from nightshift.collectors.base import Temporary
 from nightshift.kernels.candidate import Bound, Candidate, CandidateError, Domain
 from nightshift.kernels.candidate_file import FIRST_LINE, parse_candidate
+from nightshift.kernels.cute import cute_version
 from nightshift.kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
 from nightshift.kernels.generate.request import PLAYBOOK, SHOWN_CHARS, changing, gathered, text_of
 from nightshift.kernels.generate.space import differences
@@ -44,6 +45,21 @@ _THINKS = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])")
 _THOUGHT = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 _MAX_CHARS, _MAX_PLAN = 60_000, 2_000
 
+CUTE = """
+- A file in CuTe DSL begins with the same lines after `#`, with `language: cute` and, for the kernel below,
+  `launch: double | cdiv(m * n, 256) | 256 | 0 | in0; out0; i32:m * n`. It imports cutlass alone and holds
+  `@cute.kernel` functions, no host code: the judge compiles each for the threads of its `launch`. A buffer is a
+  `cute.Pointer` to elements of its dtype (tmp0: Uint8), i32 a `cutlass.Int32`, i64 `Int64`, f32 `Float32`:
+  import cutlass
+  from cutlass import cute
+
+  @cute.kernel
+  def double(x: cute.Pointer, out: cute.Pointer, count: cutlass.Int32):
+      i = cute.arch.block_idx()[0] * 256 + cute.arch.thread_idx()[0]
+      if i < count:
+          value = cute.make_tensor(x, count)[i].to(cutlass.Float32)
+          cute.make_tensor(out, count)[i] = (2.0 * value).to(out.dtype)"""
+"""What a model is told of CuTe DSL, where it is installed: elsewhere each such kernel is refused."""
 RULES = f"""You write GPU kernels for one NVIDIA GPU in Triton 3.6 or newer, Gluon or CUDA C++: the fastest wins.
 Reply with one complete file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
 A Python file defines `entry(*inputs)`: it takes the inputs listed below and returns the outputs (one or a tuple).
@@ -63,7 +79,7 @@ A judge that you cannot see runs it in a sandbox and decides; it holds every cla
   // determinism: bitwise
   // dtypes: float32
   // layouts: contiguous offset
-  // launch: total | m | 256 | 0 | in0; out0; i32:n
+  // launch: total | m | 256 | 0 | in0; out0; i32:n{CUTE if cute_version() != "none" else ""}
 - Fast means few bytes moved, wide coalesced accesses, enough loads in flight and no second pass over memory."""
 
 

@@ -366,7 +366,7 @@ class _Reader:
         if tuple(chain) in BY_TEXT:
             yield _refused(node, f"uses {'.'.join(chain)}")
             return
-        if chain[:1] == ("cutlass",):  # of which the judge's own process imports nothing
+        if tuple(chain[:1]) == ("cutlass",):  # of which the judge's own process imports nothing
             yield from (_refused(node, f"reaches the module {x}") for x in chain if x in CUTE_OUTSIDE)
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""

@@ -132,8 +132,9 @@ def test_active_needs_every_field_known_and_the_same_and_a_canary_none_changed(e
     assert (promotable(RECORD, environment, CertificateState.canary) == ()) == (not changed)
 
 
-def test_a_cuda_kernel_needs_no_triton() -> None:
-    assert R.no_triton not in reasons(RECORD | {"triton": "none", "language": "cuda"})
+@pytest.mark.parametrize("language", ["cuda", "cute", "python"])
+def test_a_kernel_that_triton_does_not_compile_needs_none(language: str) -> None:
+    assert R.no_triton not in reasons(RECORD | {"triton": "none", "language": language})
 
 
 def test_the_registry_itself_refuses_the_move_whoever_asks(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.kernels.candidate import Candidate, Launch
+from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.cute import cute_binary
+from nightshift.kernels.generate.llm import CUTE, RULES
 from nightshift.kernels.judge.cubin import usage_of
 from nightshift.kernels.judge.cuda import Shape
 from nightshift.kernels.judge.declared_launches import DeclaredLaunches
@@ -136,6 +139,19 @@ def test_a_judge_without_a_gpu_says_so_and_accuses_nobody(cpu_judge: Judge) -> N
     verdict = cpu_judge.verdict(SWIGLU, named("swiglu"), Request(CPU, None))
     assert verdict.status is Status.machine_fault
     assert "needs a GPU" in verdict.detail
+
+
+def test_the_example_that_a_language_model_is_shown_compiles(declared: Declared) -> None:
+    """With the launch that its prompt names for it."""
+    code = textwrap.dedent(CUTE[CUTE.index("  import cutlass") :])
+    (line,) = re.findall("`(launch: .*)`", CUTE)
+    text = f"# nightshift candidate\n# problem: copy\n# language: cute\n# {line}\n\n{code}"
+    made = parse_candidate(text).candidate
+    assert read(made) == ()
+    (step,) = declared(made, "copy").plan_of(Case.of("float16", **ROWS), ()).steps
+    assert isinstance(step, Fire)
+    assert step.shape == Shape((28, 1, 1), (256, 1, 1))
+    assert CUTE in RULES
 
 
 @pytest.mark.parametrize("name", ["right_kernel_never_launched", "block_of_another_size"])

@@ -165,6 +165,41 @@ def test_cuda_sources_are_read_for_kernels_and_includes() -> None:
     assert [o.reason for o in read(bad)] == [Reason.entry_missing, Reason.static_refusal]
 
 
+CUTE = (
+    "import cutlass\nfrom cutlass import cute\n@cute.kernel\ndef k(x: cute.Pointer):\n    y = cute.math.exp(1.0)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("", ""),
+        ("from cutlass.cute.runtime import make_ptr\nfrom cutlass.memory import SmemAllocator\nimport math", ""),
+        ("import os", "imports os"),
+        ("import torch", "imports torch"),
+        ("import cutlass.torch", "the module torch"),
+        ("from cutlass import torch", "the module torch"),
+        ("cutlass.base_dsl.dsl.os.environ", "the module os"),
+        ("cute.compile = None", "assigns to cute.compile"),
+        ("    open('x')", "uses open"),
+        ("    global seen", "keeps state"),
+        ("@cute.jit\ndef other(x):\n    eval(x)", "uses eval"),
+    ],
+)
+def test_cute_sources_are_read_with_their_kernels_bodies(line: str, word: str) -> None:
+    """They are Python that runs while it is compiled."""
+    launch = Launch("k", ("1", "1", "1"), ("1", "1", "1"), ("in0",))
+    found = read(Candidate(CUTE + line, "entry", "cute", "own_kernel", "bitwise", launches=(launch,)))
+    assert bool(found) == bool(word), found
+    assert any(word in str(one) for one in found) or not word
+
+
+def test_a_cute_kernel_that_is_launched_must_be_there() -> None:
+    launch = Launch("j", ("1", "1", "1"), ("1", "1", "1"), ("in0",))
+    found = read(Candidate(CUTE + "def j(x): pass", "entry", "cute", "own_kernel", "bitwise", launches=(launch,)))
+    assert [one.reason for one in found] == [Reason.entry_missing]
+
+
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_reader(source: str) -> None:
     """Any text gives observations, never an exception."""
