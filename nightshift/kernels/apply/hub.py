@@ -100,6 +100,10 @@ def deliveries(
         if sha256_hex(definitions[name].reference.encode()) != predicate["problem"].get("reference_sha256"):
             raise CertificateError(f"problem: {name}: the folder's reference is not the one that was certified")
         candidate = Candidate.from_json(predicate["candidate"])
+        if candidate.brings_launches:
+            raise CertificateError(
+                f"candidate: {name}: {candidate.language!r} has no entry that a package could call"
+            )
         verdict = predicate["verdict"]
         architecture = str(verdict["environment"].get("capability") or "none")
         slower = verdict["status"] == Status.slower

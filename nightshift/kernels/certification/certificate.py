@@ -187,7 +187,7 @@ def verify(
     judge = predicate.get("judge", 1)
     checks.append(Check("judge", "ok" if judge == JUDGE else "stale", f"version {judge}, this is {JUDGE}"))
     if machine is not None:
-        drift = machine.drift(predicate["verdict"]["environment"])
+        drift = machine.drift(predicate["verdict"]["environment"], candidate.language)
         checks.append(
             Check("environment", "stale", "; ".join(drift)) if drift else Check("environment", "ok", "same")
         )

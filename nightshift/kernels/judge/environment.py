@@ -33,17 +33,17 @@ class Environment:
     container: str
     python: str
     system: str
-    cutlass_dsl: str = "none"
-    """CuTe DSL, which compiles no candidate but its own."""
+    cutlass_dsl: str = "none"  # CuTe DSL
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)
 
-    def drift(self, other: Mapping[str, Any]) -> list[str]:
-        """Which facts differ from a certificate's, each said in words."""
+    def drift(self, other: Mapping[str, Any], language: str = "") -> list[str]:
+        """Which facts differ from a certificate's, each said in words. language: of its candidate."""
         mine = self.to_json()
+        names = (*DRIFT, "cutlass_dsl") if language == "cute" else DRIFT
         return [
-            f"{name}: {other.get(name)} then, {mine[name]} now" for name in DRIFT if other.get(name) != mine[name]
+            f"{name}: {other.get(name)} then, {mine[name]} now" for name in names if other.get(name) != mine[name]
         ]
 
 

@@ -16,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from nightshift.kernels.apply import hub
+from nightshift.kernels.candidate import Launch
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256
 from nightshift.kernels.cli import app
 from nightshift.kernels.suites.definitions import definition_of, solution_of
@@ -122,6 +123,10 @@ def test_what_may_not_be_delivered_is_named(tmp_path: Path) -> None:
         hub.deliveries([here], TRUSTED, {definition.name: replace(definition, reference="def run(): pass")})
     with pytest.raises(CertificateError):
         hub.deliveries([{**here, "payload": there["payload"]}], TRUSTED, known)
+    launch = Launch("k", ("1", "1", "1"), ("1", "1", "1"), ())
+    launched = replace(made, language="cute", launches=(launch,))
+    with pytest.raises(CertificateError, match="'cute' has no entry"):
+        hub.deliveries([certificate(definition, launched)], TRUSTED, known)
     with pytest.raises(CertificateError, match="2 kinds of machine"):
         hub.write(tmp_path / "out", hub.deliveries([here, there], TRUSTED, known))
     assert hub.write(tmp_path / "gpu", hub.deliveries([there], TRUSTED, known)).name == "torch-cuda"

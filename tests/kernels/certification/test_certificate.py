@@ -163,6 +163,13 @@ def test_drift_of_the_environment_makes_it_stale_and_says_what_drifted(envelope:
     assert any(name in check.detail for check in found.checks if check.state == "stale")
 
 
+def test_a_kernel_in_cute_is_stale_under_another_version_of_its_compiler_and_no_other_is() -> None:
+    then = HERE.to_json()
+    now = replace(HERE, cutlass_dsl="4.9")
+    assert now.drift(then, "cute") == ["cutlass_dsl: none then, 4.9 now"]
+    assert now.drift(then, "triton") == now.drift(then) == []
+
+
 @pytest.mark.parametrize(
     ("now", "state"),
     [
