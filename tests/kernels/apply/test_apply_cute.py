@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from nightshift.kernels.apply.bundle import candidate_record
+from nightshift.kernels.apply.bundle import kernel_record
 from nightshift.kernels.cute import cute_binary, cute_version
-from tests.kernels.apply.applied_records import record
+from nightshift.kernels.problem import Case
+from tests.kernel_certificates import ENVIRONMENT, TRUSTED, gpu_certificate
 from tests.kernels.apply.torch_kernels import Job
 from tests.kernels.cutlass_dsl import in_cute
 from tests.kernels.good import swiglu_cute
 
 SWIGLU = in_cute("swiglu").candidate
-ROWS = {"m": 12, "n": 40}
 
 
-def cute_record(**change: Any) -> dict[str, Any]:
-    """As `kernel_record` makes it of a certificate."""
-    made = {**record("swiglu", SWIGLU.source, **ROWS), **candidate_record(SWIGLU), "architecture": "9.0"}
-    return made | {"nvidia-cutlass-dsl": cute_version()} | change
+def cute_record(version: str = cute_version()) -> dict[str, Any]:
+    """Of a certificate from an H200, for this torch. version: of the library that compiled it."""
+    environment = {**ENVIRONMENT, "torch": torch.__version__, "triton": "none", "cutlass_dsl": version}
+    case = Case.of("float16", m=12, n=40)
+    return kernel_record(gpu_certificate(SWIGLU, "swiglu", case, environment=environment), TRUSTED)
 
 
 class Driver:
@@ -69,17 +70,14 @@ def test_a_job_launches_the_judge_s_binary_for_the_dtype_that_it_has(
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"nvidia-cutlass-dsl": "4.0"}, f"certified with nvidia-cutlass-dsl 4.0, this is {cute_version()}"),
-        ({}, "no GPU"),
-    ],
+    ("version", "why"),
+    [("4.0", f"certified with nvidia-cutlass-dsl 4.0, this is {cute_version()}"), (cute_version(), "no GPU")],
 )
 def test_a_kernel_needs_the_version_that_compiled_it(
-    job: Job, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], why: str
+    job: Job, monkeypatch: pytest.MonkeyPatch, version: str, why: str
 ) -> None:
     """Another one may compile another kernel than the judge had; where there is none, the package is named."""
-    module = job(cute_record(**change))
+    module = job(cute_record(version))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert module.unfit(module.KERNELS[0]) == why
     monkeypatch.setattr(module, "cute_version", lambda: "none")
