@@ -101,9 +101,7 @@ def deliveries(
             raise CertificateError(f"problem: {name}: the folder's reference is not the one that was certified")
         candidate = Candidate.from_json(predicate["candidate"])
         if candidate.brings_launches:
-            raise CertificateError(
-                f"candidate: {name}: {candidate.language!r} has no entry that a package could call"
-            )
+            raise CertificateError(f"candidate: {name}: {candidate.language!r} has no entry to be called")
         verdict = predicate["verdict"]
         architecture = str(verdict["environment"].get("capability") or "none")
         slower = verdict["status"] == Status.slower
