@@ -13,7 +13,7 @@ import pytest
 
 from nightshift.kernels.candidate import Candidate, Launch
 from nightshift.kernels.candidate_file import parse_candidate
-from nightshift.kernels.cute import cute_binary
+from nightshift.kernels.cute import cute_binary, cute_types
 from nightshift.kernels.generate.llm import CUTE, RULES
 from nightshift.kernels.judge.cubin import usage_of
 from nightshift.kernels.judge.cuda import Shape
@@ -82,6 +82,12 @@ def test_a_dtype_has_a_binary_of_its_own_and_a_size_has_not(declared: Declared) 
     assert small.binaries == large.binaries
     assert small.binaries != half.binaries
     assert len(launches._binaries) == 2
+
+
+def test_types_of_parameters_follow_from_arguments_and_buffers() -> None:
+    held = {"in0": "bfloat16", "tmp0": "uint8"}
+    made = cute_types(("in0", "tmp0", "i32:m", "i64:m * n", "f32:1e-6", "scalar:in2"), held.__getitem__)
+    assert made == ("bfloat16*", "uint8*", "int32", "int64", "float32", "float32")
 
 
 def test_judge_and_job_compile_one_binary(declared: Declared) -> None:
