@@ -10,16 +10,23 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
 
 def cute_version() -> str:
-    """Of the installed package nvidia-cutlass-dsl; "none" where it is absent."""
+    """Of the installed package nvidia-cutlass-dsl, with the CUDA releases of its libraries, of which each compiles
+    other binaries: "4.8.1 cu12". "none" where it is absent."""
     try:
-        return metadata.version("nvidia-cutlass-dsl")
+        found = [metadata.version("nvidia-cutlass-dsl")]
     except metadata.PackageNotFoundError:
         return "none"
+    for release in ("cu12", "cu13"):
+        with suppress(metadata.PackageNotFoundError):
+            metadata.version(f"nvidia-cutlass-dsl-libs-{release}")
+            found.append(release)
+    return " ".join(found)
 
 
 def cute_types(arguments: Sequence[str], dtype_of: Callable[[str], str]) -> tuple[str, ...]:

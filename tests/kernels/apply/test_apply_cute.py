@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import pytest
@@ -82,3 +83,7 @@ def test_a_kernel_needs_the_version_that_compiled_it(
     assert module.unfit(module.KERNELS[0]) == why
     monkeypatch.setattr(module, "cute_version", lambda: "none")
     assert module.unfit(module.KERNELS[0]).endswith(", this is none")
+
+
+def test_a_version_names_the_cuda_releases_whose_compilers_differ() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+( cu\d+)+", cute_version())
