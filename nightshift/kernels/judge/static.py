@@ -42,8 +42,10 @@ MODULES = _words("""
 CUTE_MODULES = _words("__future__ cutlass dataclasses enum functools itertools math operator typing")
 """What CuTe kernels are written with: all of the library, but for what it reaches outside."""
 CUTE_OUTSIDE = _words("""
-    builtins ctypes importlib inspect io jax numpy os pathlib shutil socket subprocess sys tempfile torch
+    builtins ctypes importlib inspect io jax kernels numpy operators os pathlib shutil socket subprocess sys
+    tempfile torch
 """)
+"""And but for CUTLASS's finished kernels, another package's, which lie under the same name."""
 LIBRARY_MODULES = MODULES | {"liger_kernel", "torch.nn.attention", "torch.nn.attention.flex_attention"}
 # Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with.
 BUILTINS = _words("""

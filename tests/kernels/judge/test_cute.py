@@ -128,6 +128,15 @@ def test_the_python_of_a_kernel_runs_confined(declared: Declared) -> None:
     assert [str(one) for one in read(cheat)] == ["line 20: uses open"]
 
 
+def test_finished_kernels_of_cutlass_are_out_of_reach(declared: Declared) -> None:
+    """Installed or not: where they lie nothing is read but by library compositions."""
+    cheat = in_cute("operators_of_cutlass", "exploits").candidate
+    with pytest.raises(Refusal) as caught:
+        declared(cheat, "swiglu").plan_of(Case.of("float32", **ROWS), ())
+    assert caught.value.reason is Reason.compile_failed
+    assert [one.reason for one in read(cheat)] == [Reason.static_refusal]
+
+
 def test_a_buffer_that_is_a_number_is_refused(declared: Declared) -> None:
     """Where the static check of the declaration saw no case to evaluate it at."""
     launch = Launch("swiglu", ("1", "1", "1"), ("256", "1", "1"), ("in0", "in1", "in7", "i64:m"))

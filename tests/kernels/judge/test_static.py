@@ -179,6 +179,8 @@ CUTE = (
         ("import torch", "imports torch"),
         ("import cutlass.torch", "the module torch"),
         ("from cutlass import torch", "the module torch"),
+        ("from cutlass import operators", "the module operators"),
+        ("import cutlass.kernels.rubin.gemm", "the module kernels"),
         ("cutlass.base_dsl.dsl.os.environ", "the module os"),
         ("cute.compile = None", "assigns to cute.compile"),
         ("    open('x')", "uses open"),

@@ -442,7 +442,8 @@ PEERS = frozenset(
         *("onnxruntime", "quack", "tilelang", "transformer_engine", "unsloth", "vllm", "xformers"),
     ]
 )
-"""Packages with kernels of others: only a library composition may read them."""
+"""Packages with kernels of others: only a library composition may read them. CuTe DSL's own `cutlass`, a language
+without kernels, lies in nvidia_cutlass_dsl."""
 
 
 def _first(*roots: Path) -> list[str]:
