@@ -632,12 +632,12 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def told(self) -> tuple[int, int]:
         """Floating-point elements, and the bytes of other tensors."""
-        whole = {_place(x): x for x in self._tensors}
         floats = other_bytes = 0
-        for place, parts in self._parts.items():
-            size = min(sum(parts.values()), whole[place].numel())
-            floats += size if whole[place].is_floating_point() else 0
-            other_bytes += 0 if whole[place].is_floating_point() else size * whole[place].itemsize
+        for place, one in {_place(x): x for x in self._tensors}.items():
+            held = one.untyped_storage().nbytes() // one.itemsize  # a network's weights may share one
+            size = min(sum(self._parts[place].values()), held)
+            floats += size if one.is_floating_point() else 0
+            other_bytes += 0 if one.is_floating_point() else size * one.itemsize
         return floats, other_bytes
 
 

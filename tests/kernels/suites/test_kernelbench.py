@@ -198,5 +198,9 @@ def test_what_a_call_reads_is_counted_in_its_own_bytes_and_once(tmp_path: Path) 
     problem = load_task(tmp_path / "few.py").problem
     read, mask, index, written = 4 * 8 * 16, 8 * 16, 8 * 8, 4 * 8
     assert problem.compulsory_bytes(problem.cases[0]) == read + mask + index + written
+    whole = torch.ones(10, 4)
+    with kernelbench._Reading([whole[:6], whole[6:]]) as reading:
+        (whole[:6].sum() + whole[6:, :2] * whole[6:, :2]).sum()
+    assert reading.told() == (24 + 8, 0), "of tensors that share their memory, too"
     on_meta = load_task(tmp_path / "few.py", device="meta").problem
     assert on_meta.compulsory_bytes(problem.cases[0]) == problem.compulsory_bytes(problem.cases[0])

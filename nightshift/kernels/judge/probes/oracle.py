@@ -32,7 +32,7 @@ POOL_ELEMENTS = 4096
 # All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
 # however long it is; up to what a device draws again in no time.
 _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
-POOL_DRAWS = 8
+POOL_DRAWS, _POOL_BYTES = 8, 1 << 30
 ONE_VALUE = "near_constant"
 
 
@@ -98,7 +98,7 @@ def _further_draws(
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     vector = _POOL_VECTOR[device.type]
     few = (vector, vector if probe.distribution == ONE_VALUE else POOL_ELEMENTS)
-    huge = probe.rows and not problem.sampled_rows  # each would draw inputs of many GiB more
+    huge = probe.rows and problem.compulsory_bytes(probe.case) > _POOL_BYTES  # each draws all inputs
     if huge or not any(t.numel() <= few[t.dim() > 1] for t in truth):
         return
     for i in range(1, POOL_DRAWS):
