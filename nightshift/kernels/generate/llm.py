@@ -60,7 +60,9 @@ CUTE = """
           value = cute.make_tensor(x, count)[i].to(cutlass.Float32)
           cute.make_tensor(out, count)[i] = (2.0 * value).to(out.dtype)"""
 """What a model is told of CuTe DSL, where it is installed: elsewhere each such kernel is refused."""
-RULES = f"""You write GPU kernels for one NVIDIA GPU in Triton 3.6 or newer, Gluon or CUDA C++: the fastest wins.
+_HAS_CUTE = cute_version() != "none"
+RULES = f"""You write GPU kernels for one NVIDIA GPU: the fastest wins. Choose the language: Triton 3.6 or newer,
+Gluon{", CUDA C++ or CuTe DSL" if _HAS_CUTE else " or CUDA C++"}.
 Reply with one complete file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
 A Python file defines `entry(*inputs)`: it takes the inputs listed below and returns the outputs (one or a tuple).
 A judge that you cannot see runs it in a sandbox and decides; it holds every claim against a float64 reference.
@@ -79,7 +81,7 @@ A judge that you cannot see runs it in a sandbox and decides; it holds every cla
   // determinism: bitwise
   // dtypes: float32
   // layouts: contiguous offset
-  // launch: total | m | 256 | 0 | in0; out0; i32:n{CUTE if cute_version() != "none" else ""}
+  // launch: total | m | 256 | 0 | in0; out0; i32:n{CUTE if _HAS_CUTE else ""}
 - Fast means few bytes moved, wide coalesced accesses, enough loads in flight and no second pass over memory."""
 
 
