@@ -20,7 +20,7 @@ from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_
 PRODUCTS = frozenset({"mm", "addmm", "bmm"})
 _BAND = 8
 """Tiles of rows that neighbouring programs share columns over, for L2's sake."""
-_FLOAT_BYTES, _IN_FLIGHT_BYTES = 4, 192 << 10
+_IN_FLIGHT_BYTES = 192 << 10
 """What a loop's loads may take of an H100's 227 KiB of shared memory: layouts are changed in the rest."""
 
 
@@ -307,8 +307,10 @@ class _Product:
         b = body.value(right, (*outer, Coordinate(merged([Digit("kb", 1, depth)])), columns))
         read = {left: self._tiles(body.lines[begun:between], {"ma", "ka"}) * plan.rows,
                 right: self._tiles(body.lines[between:], {"kb", "nb"}) * plan.columns}  # fmt: skip
-        if sum(read.values()) * plan.depth * _FLOAT_BYTES * (plan.stages - 1) > _IN_FLIGHT_BYTES:
-            raise Cut(max(read, key=read.__getitem__), "read from more tiles than shared memory holds")
+        in_flight = sum(read.values()) * plan.depth * dtype_of(left).itemsize * (plan.stages - 1)
+        made = [node for node in read if node not in body.resident]
+        if made and in_flight > _IN_FLIGHT_BYTES:
+            raise Cut(max(made, key=read.__getitem__), "read from more tiles than shared memory holds")
         if depth % plan.depth and left not in body.resident:  # an operator may make something of the zeros read
             a = body.name(f"tl.where(kam, {a}, 0.0)")
         a, b = self._spread(a, "BM, BK", {"ma", "ka"}), self._spread(b, "BK, BN", {"kb", "nb"})
