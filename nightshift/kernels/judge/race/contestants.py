@@ -59,10 +59,9 @@ class Stir:
         for i, x, _ in pairs:
             rooms[i] = self._room(i, x) if x.numel() <= PART else None
         blend_each(rooms, first, second, seed)
-        for i, x, y in pairs:
+        for i, x, y in ((i, x, y) for i, x, y in pairs if rooms[i] is None):
             for one, other in zip(*(torch.split(v.reshape(-1), PART) for v in (x, y)), strict=True):
-                if rooms[i] is None:
-                    blend_into(self._room(i, one), one, other, seed, i)
+                blend_into(self._room(i, one), one, other, seed, i)
 
     def _room(self, position: int, like: torch.Tensor) -> torch.Tensor:
         key = position, like.shape, like.dtype
