@@ -47,7 +47,7 @@ def training_step(problem: Problem) -> Problem:
         made = problem.make_inputs(case, draw)
         upstream = [
             Draw(mix(draw.seed, number, 0x75), "normal", draw.device).normal(shape, dtype)
-            for number, (shape, dtype) in enumerate(_forms(problem, made))
+            for number, (shape, dtype) in enumerate(output_forms(problem, made))
         ]
         return (*made, *upstream)
 
@@ -72,13 +72,14 @@ def training_step(problem: Problem) -> Problem:
     )
 
 
-def _forms(problem: Problem, made: Inputs) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def output_forms(problem: Problem, inputs: Inputs) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """(shape, dtype) of each output of a call on these inputs; nothing is computed where operators allow that."""
     # on "meta" no memory is needed; an operator without a meta kernel has to run
     try:
-        meta = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in made)
+        meta = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs)
         outputs = as_outputs(problem.reference(*meta))
     except (NotImplementedError, RuntimeError):
-        outputs = problem.eager(made)
+        outputs = problem.eager(inputs)
     return [(tuple(x.shape), x.dtype) for x in outputs]
 
 

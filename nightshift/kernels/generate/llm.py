@@ -59,7 +59,7 @@ CUTE = """
       if i < count:
           value = cute.make_tensor(x, count)[i].to(cutlass.Float32)
           cute.make_tensor(out, count)[i] = (2.0 * value).to(out.dtype)"""
-"""What a model is told of CuTe DSL, where it is installed: elsewhere each such kernel is refused."""
+"""What the prompt says of CuTe DSL. Only where it is installed, for such kernels are refused without it."""
 _HAS_CUTE = cute_version() != "none"
 RULES = f"""You write GPU kernels for one NVIDIA GPU: the fastest wins. Choose the language: Triton 3.6 or newer,
 Gluon{", CUDA C++ or CuTe DSL" if _HAS_CUTE else " or CUDA C++"}.

@@ -9,7 +9,7 @@ import torch
 
 from nightshift.kernels.candidate import CandidateError
 from nightshift.kernels.cute import cute_types
-from nightshift.kernels.differentiate import smallest_inputs
+from nightshift.kernels.differentiate import output_forms, smallest_inputs
 from nightshift.kernels.judge.launch_plan import Fire, Plan, PlanError, cuda_plan, with_binaries
 from nightshift.kernels.judge.verdict import Reason, Refusal
 from nightshift.kernels.problem import Case
@@ -66,13 +66,9 @@ class DeclaredLaunches:
         """What buffers hold in cases of its dtype, by the name that launches give them."""
         if case.dtype not in self._dtypes:
             given = smallest_inputs(self._trial.problem, case.dtype)
-            rooms = {"in": given, "out": self._trial.problem.eager(given)}
-            self._dtypes[case.dtype] = {
-                f"{room}{number}": str(x.dtype).removeprefix("torch.")
-                for room, tensors in rooms.items()
-                for number, x in enumerate(tensors)
-                if isinstance(x, torch.Tensor)
-            }
+            held = {f"in{i}": x.dtype for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
+            held |= {f"out{i}": dtype for i, (_, dtype) in enumerate(output_forms(self._trial.problem, given))}
+            self._dtypes[case.dtype] = {name: str(dtype).removeprefix("torch.") for name, dtype in held.items()}
 
         def dtype_of(name: str) -> str:
             held = "uint8" if name.startswith("tmp") else self._dtypes[case.dtype].get(name)

@@ -291,7 +291,7 @@ def repeated(on: Ground) -> Probes:
 
 
 def streams(on: Ground) -> Probes:
-    if not on.candidate.mutates and not on.candidate.brings_launches:  # whose launches the judge itself makes
+    if not on.candidate.mutates and not on.candidate.brings_launches:  # the judge makes those launches
         yield Probe("determinism", on.rng.choice(on.bases), "normal", (on.seed(),), on_stream=True)
         for case in dict.fromkeys((on.rng.choice(on.bases), *on.wide)):
             yield Probe("determinism", case, "normal", (on.seed(),) * 2, overlapping=True)
